@@ -57,8 +57,8 @@ class Roles:
             elif is_sequence(sample) and (isinstance(sample, tuple) or not _holds_numbers(sample)):
                 if len(sample) > 2:
                     raise TypeError(
-                        f"a sample is a {type(sample).__name__} of {len(sample)} parts; say which are x and y, "
-                        "as in Samples(dataset, x=0, y=1)"
+                        f"a sample is a {type(sample).__name__} of {len(sample)} parts; say which are x and y, as "
+                        f"in Samples(dataset, x={(*range(len(sample) - 1),)}, y={len(sample) - 1})"
                     )
                 x, y = 0, 1 if len(sample) == 2 else None
             else:
@@ -210,7 +210,9 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
         collate = collate.collate
     made = collate(pairs)
     if not isinstance(made, tuple | list) or len(made) != 2:
-        raise TypeError(f"collate returned a {type(made).__name__} for a list of (x, y); return both, as (x, y)")
+        raise TypeError(
+            f"collate returned a {type(made).__name__} for a list of (x, y); return two parts, as (x, y)"
+        )
     return _in_tensors(made[0]), _in_tensors(made[1])
 
 

@@ -96,7 +96,7 @@ def comparing(output: Any, target: Any) -> AbstractContextManager[object]:
 
 def mismatch(output: Tensor, target: Tensor, name: str) -> str:
     """Return the message on a loss that compares outputs and targets of different shapes."""
-    like = "y[:, None] for a single output" if output.dim() > target.dim() else "y[:, 0]"
+    like = f"y[{':, ' * target.dim()}None] for a single output" if output.dim() > target.dim() else "y[:, 0]"
     return (
         f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and {name} compares them "
         f"element by element: give targets of the outputs' shape, such as {like}"

@@ -117,8 +117,15 @@ def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
         raise ValueError(
             f"targets of {target.dtype} {tuple(target.shape)} do not match outputs {tuple(output.shape)}; give an "
             "integer class index for each sample, such as y.long(), or one-hot targets of the outputs' shape"
+            f"{_last_axis(output, target)}"
         )
     return target.long()
+
+
+def _last_axis(output: Tensor, target: Tensor) -> str:
+    """Return what to do with outputs whose classes are on the last axis of several, as those of sequences are."""
+    is_last = output.dim() > 2 and output.shape[:-1] == target.shape and not target.is_floating_point()
+    return ". The classes of outputs belong on axis 1: return output.movedim(-1, 1)" if is_last else ""
 
 
 def is_known(loss: object) -> bool:
@@ -131,11 +138,14 @@ def is_known(loss: object) -> bool:
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 
 
-def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
-    """Return targets for losses of torch that compare elements: integers as floating-point numbers.
+def suitable_target(loss: object, output: Tensor, target: Any) -> Any:
+    """Return targets for losses of torch: integers as floating-point numbers, where elements are compared.
 
-    Raises ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
+    Bytes become class numbers, which torch itself takes only for a single class a sample. Raises ``ValueError`` for
+    targets that torch would broadcast, comparing each sample with all others.
     """
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and getattr(target, "dtype", None) == torch.uint8:
+        return target.long()
     compares = isinstance(loss, _ELEMENTWISE) or loss in ELEMENTWISE_FUNCTIONS
     if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
         return target
@@ -183,17 +193,12 @@ _SEVERAL_CLASSES = (
 )
 
 
-def accuracy_warning(metrics: Collection[object], output: object, target: object) -> str:
+def accuracy_warning(metrics: Collection[object], output: Any, target: Any) -> str:
     """Return what is wrong with targets whose ``accuracy`` has no meaning; empty if nothing is."""
-    if accuracy not in metrics or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+    compares = accuracy in metrics and isinstance(output, Tensor) and isinstance(target, Tensor)
+    if not compares or target.shape != output.shape or target.dim() < 2:
         return ""
-    if (
-        target.shape != output.shape
-        or target.dim() < 2
-        or (target.sum(1, dtype=torch.float32) - 1).abs().max() < 0.01
-    ):
-        return ""
-    return _SEVERAL_CLASSES
+    return _SEVERAL_CLASSES if (target.sum(1, dtype=torch.float32) - 1).abs().max() >= 0.01 else ""
 
 
 _DOUBLE_SIGMOID = (
@@ -234,6 +239,8 @@ def label_hint(loss: object, output: object, target: object) -> str:
     is_loss_of_classes = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
     if not (is_loss_of_classes and isinstance(output, Tensor) and isinstance(target, Tensor)):
         return ""
+    if hint := _last_axis(output, target):
+        return hint[2:]
     if target.shape == output.shape and isinstance(loss, nn.CrossEntropyLoss):
         return "One-hot targets are floating-point numbers: give y.float(), or class numbers, y.argmax(1)."
     column = target.dim() == output.dim() and target.shape[1:2] == (1,)
@@ -446,7 +453,7 @@ class TrainingLoss:
 
     @cached_property
     def _elementwise(self) -> BatchFunction:
-        return _elementwise(self._loss)
+        return elementwise(self._loss)
 
     @cached_property
     def _ignore_index(self) -> int | None:
@@ -509,14 +516,9 @@ def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | 
     return tuple(weights.tolist())
 
 
-def check_by_sample(loss: BatchFunction) -> None:
-    """Raise ``ValueError`` for a loss that has no value for each sample."""
-    _elementwise(loss)
-
-
 def check_weightable(loss: BatchFunction) -> None:
     """Raise ``ValueError`` for a loss that does not support weights."""
-    _elementwise(loss)
+    elementwise(loss)
     name = getattr(loss, "__name__", type(loss).__name__)
     if (reduction := _option(loss, "reduction")) != "mean":
         raise ValueError(f"the loss {name} has reduction={reduction!r}; a weighted loss must have 'mean'")
@@ -527,7 +529,7 @@ def check_weightable(loss: BatchFunction) -> None:
         )
 
 
-def _elementwise(loss: BatchFunction) -> BatchFunction:
+def elementwise(loss: BatchFunction) -> BatchFunction:
     """Return the loss without the mean, by torch's convention ``reduction="none"``.
 
     Raises ``ValueError`` for a loss without that argument.

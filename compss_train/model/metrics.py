@@ -7,22 +7,32 @@ worker order: the value over all samples, not the mean of the workers' values.
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.broadcasting import comparing
+from compss_train.model.devices import kept_random_state
 from compss_train.model.losses import METRICS, BatchFunction, accuracy_for, is_known, kind_of, resolve_function
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
 Metric: TypeAlias = BatchFunction | TorchMetric
 """A function of (output, target) that returns the mean over a batch, or a metric that accumulates states."""
+
+_SUM = "the loss adds up the samples of a batch, so that it changes with the batch size: divide it by len(target)"
+_NO_MEAN = (
+    "the metric {!r} is not a mean over samples, and its mean over batches depends on their size; return a mean, "
+    "or use one of torchmetrics"
+)
 
 _MAX_PENDING = 1024  # batches after which values are summed, so that they do not pile up on the device
 
@@ -154,7 +164,7 @@ class MetricAccumulator:
         self.measure(measured or {}, samples)
         output = output.detach() if isinstance(output, torch.Tensor) else output
         for name, metric in self._measures.metrics.items():
-            with torch.no_grad(), _annotate_errors(name):
+            with torch.no_grad(), _annotate_errors(name, output):
                 own = self._metrics[name]
                 if isinstance(metric, TorchMetric):
                     own.update(output, target)
@@ -198,13 +208,47 @@ def measured_number(name: str, value: Any) -> Any:
     raise TypeError(f"{name!r} was measured as {kind_of(value)}; measure single numbers, the means of the batch")
 
 
+def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, target: Any) -> str:
+    """Return which of the loss and the metrics depends on the size of batches, as no mean does; empty if none does.
+
+    They are measured on a batch and on its thirds, metrics in double precision. A loss may compare samples, and is
+    only told if it is a sum.
+    """
+    parts = leaves((output, target))
+    sizes = {len(part) if isinstance(part, Tensor) and part.dim() else 0 for part in parts}
+    if len(sizes) > 1 or (size := sizes.pop()) < 3:
+        return ""
+
+    def measured(function: Any, start: int, stop: int) -> float:
+        def rows(part: Tensor) -> Tensor:
+            own = part.detach()[start:stop]
+            return own.double() if function is not loss and own.is_floating_point() else own
+
+        with torch.no_grad(), kept_random_state(str(parts[0].device)), warnings.catch_warnings(action="ignore"):
+            return float(function(map_leaves(rows, output), map_leaves(rows, target)))
+
+    cuts = [*pairwise((0, size // 3, 2 * size // 3, size))]
+    for name, function in {"": loss, **metrics}.items():
+        with suppress(Exception):  # what takes no part of a batch
+            if isinstance(function, TorchMetric) or (name and is_known(function)):
+                continue
+            whole, thirds = measured(function, 0, size), [measured(function, *cut) for cut in cuts]
+            mean = sum(value * (stop - start) for value, (start, stop) in zip(thirds, cuts, strict=True)) / size
+            if not name and whole and math.isclose(whole, sum(thirds), rel_tol=0.05):
+                return _SUM
+            if name and not math.isclose(whole, mean, rel_tol=1e-5, abs_tol=1e-9):
+                return _NO_MEAN.format(name)
+    return ""
+
+
 @contextmanager
-def _annotate_errors(name: str) -> Iterator[None]:
-    """Add the metric's name to an exception that leaves the block."""
+def _annotate_errors(name: str, output: Any = None) -> Iterator[None]:
+    """Add the metric's name to an exception that leaves the block, and what it got if that is no tensor."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"Raised by the metric {name!r}.")
+        several = "" if output is None or isinstance(output, Tensor) else f", which got {kind_of(output)} as output"
+        error.add_note(f"Raised by the metric {name!r}{several}.")
         raise
 
 

@@ -170,20 +170,26 @@ class LrSchedule:
         now = self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)
         return rates({**group, **values} for group, values in zip(self._groups, now, strict=True))
 
-    def prepare(self, stop: int, batches: int) -> None:
+    def prepare(self, stop: int, batches: int, workers: int) -> None:
         """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters.
 
-        Warns if the schedule is much longer. At most the first ``PREPARED_STEPS`` steps are computed; later ones
-        when they are reached. ``batches`` is the number of batches of a worker in an epoch.
+        Warns if the schedule is much longer, or as long as one of the ``workers`` alone would need. At most the
+        first ``PREPARED_STEPS`` steps are computed; later ones when they are reached. ``batches`` is the number of
+        batches of a worker in an epoch.
         """
         self.steps = batches if self.unit == "batches" else self.steps
         length = max((getattr(self._scheduler, name, 0) for name in _LENGTHS), default=0)
-        if length > MUCH_LONGER * stop * self.steps:
+        steps, shared = stop * self.steps, self.unit == "batches" and workers > 1
+        if shared and isinstance(self._scheduler, LambdaLR):  # one that falls to 0 ends there
+            later = range(steps + 1, min(steps * workers + steps // 10 + 2, PREPARED_STEPS))
+            length = next((step for step in later if not any(group["lr"] for group in self.at(step))), 0)
+        if length > MUCH_LONGER * steps or (shared and abs(length / steps - workers) < workers / 10):
             a_step = {1: "once an epoch"}.get(self.steps, f"{self.steps} times an epoch")
+            own = "give its length in epochs, or step it with every batch by Schedule(function, unit='batches')"
+            advice = f"divide its length by {workers}, as the workers share the batches" if shared else own
             warn_user(
                 f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit ends after "
-                f"{stop * self.steps}, as it is stepped {a_step}: give its length in epochs, or step it with every "
-                "batch by Schedule(function, unit='batches')"
+                f"{steps}, as it is stepped {a_step}: {advice}"
             )
         if not self.waits:
             self.at(min(stop * self.steps, PREPARED_STEPS) - 1)

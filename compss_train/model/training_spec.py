@@ -228,7 +228,8 @@ class ModelReplica:
                     self._note(x, converted)
                 return result
         try:
-            raise failures.get(1, failures[self._stage])  # embeddings do not take integers as floats
+            shaped = (error for error in failures.values() if "channels" in str(error))  # not for their dtype
+            raise next(shaped, failures.get(1, failures[self._stage]))  # embeddings do not take integers as floats
         finally:
             failures.clear()  # an error that its own frame holds would keep the batches' readers alive
 
@@ -251,7 +252,7 @@ class ModelReplica:
                     f"the network returns {losses.kind_of(output)}, and the loss takes a tensor: build with loss=, "
                     "a function of (output, target) that takes all of it, or with training_step="
                 )
-        compared = losses.elementwise_target(self.spec.loss, output, target)
+        compared = losses.suitable_target(self.spec.loss, output, target)
         try:
             loss = self.loss(output, compared, weight)
         except RuntimeError as error:
@@ -304,7 +305,7 @@ class ModelReplica:
         """
         values = result.losses
         if values is None and result.output is not None and self.spec.loss is not no_loss:
-            compared = losses.elementwise_target(self.spec.loss, result.output, result.target)
+            compared = losses.suitable_target(self.spec.loss, result.output, result.target)
             with self.autocast():
                 values = self.loss.by_sample(result.output, compared)
         if not isinstance(values, torch.Tensor) or values.shape != (samples,):

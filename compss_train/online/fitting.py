@@ -83,7 +83,7 @@ class OnlineFit(Fit):
         if (outer := self.options.merge.outer_optimizer) is not None:
             build_arguments.check_outer_optimizer(outer, built.training_spec.net)
         if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
-            losses.check_by_sample(built.training_spec.loss)
+            losses.elementwise(built.training_spec.loss)
         self.inputs, self.merge = Inputs(self.simulations.given), self.options.merge
 
     @property

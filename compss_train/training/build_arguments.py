@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_choice, check_count, check_dense
+from compss_train._utils.validation import check_choice, check_count, check_dense, warn_user
 from compss_train.engines.codec import pickling_error
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model.devices import gpu
@@ -56,6 +56,10 @@ class BuildArguments:
         check_picklable(**pickled, metric=spec.measures.metrics, train_transform=augment)
         self._check_optimizer()
         self._check_dtypes()
+        if isinstance(spec.loss, nn.Module) and any(each.requires_grad for each in spec.loss.parameters()):
+            warn_user(
+                "the loss has parameters, which are not trained: docs/models.md makes it a part of the network"
+            )
         if self.schedule is not None:
             lr_schedule = make_schedule(self.schedule, spec.net, spec.optimizer)
             object.__setattr__(self, "lr_schedule", lr_schedule)

@@ -43,7 +43,8 @@ def try_fit(fit: FitOfEpochs) -> None:
         schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
         saved = built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
         schedule.load_state_dict(saved)
-        schedule.prepare(fit.epochs.stop, fit.options.batches_of_worker(fit.data, fit.session.num_workers))
+        workers = fit.session.num_workers
+        schedule.prepare(fit.epochs.stop, fit.options.batches_of_worker(fit.data, workers), workers)
     if not fit.data.counted:  # streams would be read whole
         return
     if not built.num_gpu or devices.accelerators():

@@ -164,7 +164,7 @@ class FitOfEpochs(Fit):
         model.coding = self.data.coding
         if model.built.lr_schedule is not None:
             batches = self.options.batches_of_worker(self.data, self.session.num_workers)
-            model.built.lr_schedule.prepare(self.epochs.stop, batches)
+            model.built.lr_schedule.prepare(self.epochs.stop, batches, self.session.num_workers)
 
     def run(self) -> None:
         """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""

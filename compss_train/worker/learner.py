@@ -189,6 +189,7 @@ class Learner(ModelReplica):
                 losses.output_warning(loss, result.output)
                 or losses.binary_warning(loss, *compared)
                 or losses.accuracy_warning(self.measures.metrics.values(), *compared)
+                or metrics.batch_warning(loss, self.measures.metrics, *compared)
             )
         return result
 

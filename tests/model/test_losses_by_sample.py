@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.losses import LOSSES, TrainingLoss, check_by_sample
+from compss_train.model.losses import LOSSES, TrainingLoss, elementwise
 from tests.helpers.models import named
 
 CASES = [
@@ -46,11 +46,11 @@ def mean_only(output, target):
 
 
 def test_a_loss_without_one_is_an_error(raises):
-    check_by_sample(nn.MSELoss())
+    elementwise(nn.MSELoss())
     with raises(
         ValueError, "the loss mean_only returns one number for a batch, and weights and samplers of inputs"
     ):
-        check_by_sample(mean_only)
+        elementwise(mean_only)
     whole = lambda output, target, reduction="mean": mean_only(output, target)  # noqa: E731
     with raises(ValueError, "a tensor of shape () for 6 samples"):
         TrainingLoss(whole).by_sample(torch.randn(6, 2), torch.randn(6, 2))

@@ -404,6 +404,102 @@ def test_accuracy_of_several_labels_is_told_to_have_no_meaning():
         trainer_of(nn.Linear(6, 1), loss, "accuracy").fit(X, ONE[:, None], **FIT)
 
 
+def summed(output, target):
+    return nn.functional.cross_entropy(output[0], target, reduction="sum") + output[1].sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrap"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), nn.Identity()),
+        (lambda output, y: nn.functional.cross_entropy(output, y, reduction="sum"), nn.Identity()),
+        (summed, lambda logits: (logits, logits.square())),
+    ],
+    ids=["class", "function", "several outputs"],
+)
+def test_a_loss_that_adds_up_the_samples_is_told(loss, wrap):
+    for call in ("fit", "check_fit"):
+        with pytest.warns(UserWarning, match="the loss adds up the samples of a batch, .*: divide it by len"):
+            getattr(trainer_of(Wrapped(wrap), loss), call)(X, Y, **FIT)
+
+
+def correct(output, y):
+    return (output.argmax(dim=1) == y).sum()
+
+
+def root(output, y):
+    return nn.functional.cross_entropy(output, y).sqrt()
+
+
+@pytest.mark.parametrize("metric", [correct, root])
+def test_a_metric_that_is_not_a_mean_over_samples_is_told(metric):
+    for call in ("fit", "check_fit"):
+        with pytest.warns(
+            UserWarning, match=f"the metric '{metric.__name__}' is not a mean over samples, .* of torchmetrics"
+        ):
+            getattr(trainer_of(mlp(), metric=metric), call)(X, Y, **FIT)
+
+
+def contrast(output, y):
+    one, other = nn.functional.normalize(output), nn.functional.normalize(output.flip(1))
+    return nn.functional.cross_entropy(one @ other.T, torch.arange(len(output)))
+
+
+def right(output, y):
+    return (output.argmax(dim=1) == y).to(output.dtype).mean()
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(label_smoothing=0.1), contrast])
+@pytest.mark.filterwarnings("error")
+def test_of_means_and_of_losses_that_compare_samples_nothing_is_told(loss):
+    trainer_of(mlp(), loss, right).fit(X, Y, **FIT)
+
+
+class WeighedLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, output, y):
+        return nn.functional.cross_entropy(output, y) * self.log_weight.exp() - self.log_weight
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_whose_parameters_are_not_trained_is_told_how_they_are():
+    with pytest.warns(UserWarning, match="the loss has parameters, which are not trained: docs/models.md"):
+        trainer_of(mlp(), WeighedLoss())
+    trainer_of(mlp(), WeighedLoss().requires_grad_(False)).fit(X, Y, **FIT)
+
+    def step(model, batch, context):
+        x, y = batch
+        return model["loss"](model["net"](x), y)
+
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build({"net": mlp(), "loss": WeighedLoss()}, SGD, training_step=step)
+    assert trainer.fit(X, Y, **FIT)["loss.log_weight"] != 0
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss()])
+def test_classes_on_the_last_axis_are_told_where_they_belong(loss):
+    steps = np.tile(X[:, None], (1, 4, 1))
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        trainer_of(nn.Linear(6, 3), loss).fit(steps, np.tile(Y[:, None], (1, 4)), **FIT)
+    told = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert "The classes of outputs belong on axis 1: return output.movedim(-1, 1)" in told
+    net = Wrapped(lambda output: output.movedim(-1, 1))
+    net.net = nn.Linear(6, 3)
+    trainer_of(net, loss).fit(steps, np.tile(Y[:, None], (1, 4)), **FIT)
+
+
+def test_bytes_are_class_numbers_of_every_pixel():
+    masks = np.tile(Y[:, None], (1, 6)).astype(np.uint8)
+    masks[:, 0] = 255
+    net = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 1))
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    found, expected = (trainer_of(net, loss).fit(X, y, **FIT) for y in (masks, masks.astype(np.int64)))
+    assert_same_bits(found, expected)
+
+
 NEAR_MISSES = {
     "bce_with_logits": ("loss", r"torch.nn.BCEWithLogitsLoss\(\)"),
     "BCEWithLogitsLoss": ("loss", r"torch.nn.BCEWithLogitsLoss\(\)"),

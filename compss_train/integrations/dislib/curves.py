@@ -51,7 +51,7 @@ class CurvesOfRounds(Callback):
             x, y, y_to_loss = self._test
             output = torch.as_tensor(trainer.predict(x))
             target = y_to_loss.to(output.dtype) if y_to_loss.is_floating_point() else y_to_loss
-            target = losses.elementwise_target(self._loss, output, target)
+            target = losses.suitable_target(self._loss, output, target)
             true, predicted = _compared(y, output)
             score = self._score(true.numpy(), predicted.numpy())
             numbers += [float(self._loss(output, target)), float(score)]

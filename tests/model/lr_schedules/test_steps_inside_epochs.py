@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -248,3 +249,25 @@ def test_a_schedule_that_is_much_longer_than_the_fit_is_told(method):
         getattr(trainer, method)(x, y, num_epochs=3, batch_size=10, progress=False)
     with pytest.raises(ValueError, match="unit='batches' sets the number of steps"):
         Schedule(one_cycle, steps=2, unit="batches")
+
+
+def one_cycle_of(steps):
+    return partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=steps)
+
+
+def linear_to_0(steps):
+    return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: max(0.0, 1 - step / steps))
+
+
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+@pytest.mark.parametrize("kind", [one_cycle_of, linear_to_0])
+@pytest.mark.filterwarnings("error")
+def test_a_schedule_of_one_workers_batches_is_told_that_workers_share_them(method, kind):
+    """As long as ``num_epochs * len(loader)``, it would end this fit in its middle."""
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    for steps in (18, 9):
+        trainer.build(mlp(), SGD, "cross_entropy", schedule=Schedule(kind(steps), unit="batches"))
+        message = "LR of 18 steps, and the fit ends after 9, as it is stepped 3 times .*: divide its length by 2"
+        with pytest.warns(UserWarning, match=message) if steps == 18 else nullcontext():
+            getattr(trainer, method)(x, y, num_epochs=3, batch_size=10, progress=False)
