@@ -161,6 +161,8 @@ def full_precision(output: Tensor) -> Tensor:
 
 def match_output(output: Tensor, target: Tensor) -> Tensor:
     """Return the target in the output's shape and dtype; ``ValueError`` if shapes differ beyond size-1 axes."""
+    if target.shape == output.shape:
+        return target.to(output.dtype)
     if _without_ones(target.shape) != _without_ones(output.shape):
         raise ValueError(
             f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match, "
@@ -433,7 +435,8 @@ class TrainingLoss:
         losses = self._before_the_mean(output, target, samples)
         counted = self._counted(losses, target)
         if counted is None:
-            return losses.reshape(samples, -1).mean(1, dtype=torch.promote_types(losses.dtype, torch.float32))
+            precision = torch.promote_types(losses.dtype, torch.float32)
+            return losses.flatten(1).mean(1, dtype=precision) if losses.dim() > 1 else losses
         return losses.reshape(samples, -1).sum(1) / counted.reshape(samples, -1).sum(1)
 
     def _before_the_mean(self, output: Tensor, target: Tensor, samples: int) -> Tensor:

@@ -7,11 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Rows = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Time steps in order, and for each the newest loss and excess."""
-
-_NOTHING: Rows = np.zeros(0, np.int64), np.zeros((0, 2))
-
 
 class SampleLosses:
     """The newest loss of each sample that a worker has trained, by simulation.
@@ -25,16 +20,13 @@ class SampleLosses:
 
     def __init__(self, saved: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._new: list[tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]] = []
-        self._known: dict[int, Rows] = {}
-        self._settled: dict[int, NDArray[np.float64]] = {}
-        """By simulation: number, loss and excess of samples that do not come again, summed up."""
-        self._trained: dict[int, int] = {}
-        self._changed: set[int] = set()
-        if saved is not None:
-            self._trained = dict(saved["trained"].tolist())
-            self._settled = {int(number): sums for number, *sums in saved["settled"]}
-            for simulation, place in _groups(saved["simulations"]):
-                self._known[simulation] = saved["steps"][place], saved["values"][place]
+        self._changed = none = np.zeros(0, np.int64)
+        saved = saved or {"simulations": none, "totals": np.zeros((0, 4)), "samples": none.reshape(0, 2)}
+        self._simulations, self._totals = saved["simulations"], saved["totals"]
+        """In order, and for each how many samples were trained, and of those that do not come again the number and
+        the sums of loss and excess."""
+        self._samples, self._values = saved["samples"], saved.get("values", np.zeros((0, 2)))
+        """Simulation and step of the others, in order, and the newest loss and excess of each."""
 
     def add(self, losses: torch.Tensor, simulations: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
         """Add the losses of a batch; those of shape (n, 2) are of pairs. NaN does not count."""
@@ -48,57 +40,59 @@ class SampleLosses:
         Its number, how often its samples were trained on, how many have a loss, and the sums of loss and excess.
         """
         self._absorb()
-        changed, self._changed = sorted(self._changed), set()
-        rows = [(self._trained[each], *self._sums(each, *self._known.get(each, _NOTHING))) for each in changed]
-        return np.column_stack([changed, np.reshape(rows, (-1, 4))]).astype(np.float64)
-
-    def _sums(self, simulation: int, steps: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sums of samples of a simulation that do not come again, with these among them."""
-        sums: NDArray[np.float64] = self._settled.get(simulation, 0.0) + np.array([len(steps), *values.sum(0)])
-        return sums
+        changed, self._changed = self._changed, self._changed[:0]
+        rows = (self._totals + self._sums(slice(None)))[np.searchsorted(self._simulations, changed)]
+        return np.column_stack([changed, rows])
 
     def settle(self, held: NDArray[np.int64]) -> None:
         """Keep of samples only sums, but of those that may come again: simulations and steps, shape (n, 2)."""
         self._absorb()
-        stay = dict(_groups(held[:, 0]))
-        for simulation, (steps, values) in list(self._known.items()):
-            stays = np.isin(steps, held[stay.get(simulation, []), 1])
-            self._settled[simulation] = self._sums(simulation, steps[~stays], values[~stays])
-            self._known[simulation] = steps[stays], values[stays]
-            if not stays.any():
-                del self._known[simulation]
+        order, is_first = _sorted(np.concatenate([self._samples, held]))
+        ranks = np.cumsum(is_first)[np.argsort(order)]
+        stays = np.isin(ranks[: len(self._samples)], ranks[len(self._samples) :])
+        self._totals = self._totals + self._sums(~stays)
+        self._samples, self._values = self._samples[stays], self._values[stays]
+
+    def _sums(self, part: Any) -> NDArray[np.float64]:
+        """Return what a part of the samples adds to the totals of each simulation."""
+        rows, size = np.searchsorted(self._simulations, self._samples[part, 0]), len(self._simulations)
+        columns = [np.bincount(rows, each, size) for each in (None, *self._values[part].T)]
+        return np.stack([np.zeros(size), *columns], 1)
 
     def _absorb(self) -> None:
-        """Take new losses into account."""
+        """Take new losses into account; saves hold the arrays that were, so that these do not change."""
         if not self._new:
             return
         losses, *numbers = zip(*self._new, strict=True)
         self._new = []
-        values = torch.cat([each.double() for each in losses]).cpu().numpy()
-        excess = _excess(values, np.array([len(each) for each in losses]))
-        simulations, steps = map(np.concatenate, numbers)
-        for simulation, place in _groups(simulations):
-            self._trained[simulation] = self._trained.get(simulation, 0) + len(place)
-            place = place[np.isfinite(values[place])]
-            known, before = self._known.get(simulation, _NOTHING)
-            all_steps = np.concatenate([steps[place][::-1], known])  # the newest of a step first
-            kept, first = np.unique(all_steps, return_index=True)
-            pairs = np.stack([values[place], excess[place]], 1)[::-1]
-            self._known[simulation] = kept, np.concatenate([pairs, before])[first]
-            self._changed.add(simulation)
+        values = torch.cat(losses).double().cpu().numpy()
+        pairs = np.stack([values, _excess(values, np.array([len(each) for each in numbers[0]]))], 1)
+        samples = np.stack([np.concatenate(each) for each in numbers], 1)
+        seen, trained = np.unique(samples[:, 0], return_counts=True)
+        fresh = np.setdiff1d(seen, self._simulations, assume_unique=True)
+        places = np.searchsorted(self._simulations, fresh)
+        self._simulations = np.insert(self._simulations, places, fresh)
+        self._totals = np.insert(self._totals, places, 0, axis=0)
+        self._totals[np.searchsorted(self._simulations, seen), 0] += trained
+        self._changed = np.union1d(self._changed, seen)
+        counted = np.flatnonzero(np.isfinite(values))[::-1]  # the newest of a sample first
+        samples = np.concatenate([samples[counted], self._samples])
+        order, is_first = _sorted(samples)
+        newest = order[is_first]
+        self._samples, self._values = samples[newest], np.concatenate([pairs[counted], self._values])[newest]
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return all that is known, as arrays."""
         self._absorb()
-        numbers = np.array([*self._trained.items()], np.int64).reshape(-1, 2)
-        rows = [self._known.get(number, _NOTHING) for number in self._trained]
-        return {
-            "trained": numbers,
-            "settled": np.array([[number, *sums] for number, sums in self._settled.items()]).reshape(-1, 4),
-            "simulations": np.repeat(numbers[:, 0], [len(steps) for steps, _ in rows]),
-            "steps": np.concatenate([_NOTHING[0], *(steps for steps, _ in rows)]),
-            "values": np.concatenate([_NOTHING[1], *(values for _, values in rows)]),
-        }
+        known = {"samples": self._samples, "values": self._values}
+        return {"simulations": self._simulations, "totals": self._totals, **known}
+
+
+def _sorted(samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the order of rows, stable where they are equal, and which of them are the first of equal ones."""
+    order = np.lexsort(samples.T[::-1])
+    ordered = samples[order]
+    return order, np.append(True, (ordered[1:] != ordered[:-1]).any(1))[: len(order)]
 
 
 def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -110,10 +104,3 @@ def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np
     spreads = np.repeat(np.sqrt(np.add.reduceat(above**2, starts) / numbers), sizes)
     excess = np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0)
     return np.asarray(np.maximum(0.0, excess))
-
-
-def _groups(simulations: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return the places of each simulation in an array, in order."""
-    order = np.argsort(simulations, kind="stable")
-    numbers, starts = np.unique(simulations[order], return_index=True)
-    return [*zip(numbers.tolist(), np.split(order, starts)[1:], strict=True)]
