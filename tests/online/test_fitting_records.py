@@ -12,9 +12,10 @@ from compss_train import DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
 from compss_train.model.metrics import resolve_metrics
 from compss_train.online.records import Reports, WorkerReport
+from tests.helpers.callbacks import CallAt
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.online.fits import build_trainer, fit_online
-from tests.online.simulations import COUNTING_SGD, CountingNet, one_hot, simulate_rows, sum_loss
+from tests.online.simulations import COUNTING_SGD, CountingNet, one_hot, simulate_rows, sum_loss, wait_for_file
 
 # Records, validation and callbacks
 
@@ -75,16 +76,23 @@ class TrainerProbe(Callback):
 
 
 def test_validation_and_callbacks(local, tmp_path):
+    """The second simulation waits for the first record."""
     x, y = classification(samples=119)
-    probe, lines = TrainerProbe(), JsonLines(tmp_path / "lines")
+    probe, lines, recorded = TrainerProbe(), JsonLines(tmp_path / "lines"), tmp_path / "recorded"
+
+    def simulate(arrays):
+        if len(arrays[0]) > 50:
+            wait_for_file(recorded)
+        yield from simulate_rows(arrays)
+
     trainer = build_trainer(local, 1, awkward_net(), metric="accuracy")
     ours = fit_online(
         trainer,
-        simulate_rows,
+        simulate,
         [(x[:50], y[:50]), (x[50:], y[50:])],
         record_every=0.001,
         validation_data=(x[:33], y[:33]),
-        callbacks=[probe, lines],
+        callbacks=[probe, lines, CallAt("round_end", lambda _: recorded.touch())],
     )
     assert probe.threads == {threading.current_thread()}
     assert probe.calls[0] == ("start", None)
