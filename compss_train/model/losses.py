@@ -181,6 +181,9 @@ _DOUBLE_SOFTMAX = (
     "takes logits, and applies a softmax to them once more; remove the softmax at the end of the network, or build "
     "with loss='categorical_cross_entropy', which takes probabilities"
 )
+_ONE_OUTPUT = (
+    "a softmax of one output is 1, and trains nothing: build with torch.nn.BCEWithLogitsLoss(), without it"
+)
 _NO_SOFTMAX = (
     "the outputs of the network are not log probabilities (the exponentials of each sample's sum to 1), which the "
     "loss takes; end the network with torch.nn.LogSoftmax(dim=1), or build with loss='cross_entropy', which takes "
@@ -229,7 +232,10 @@ def output_warning(loss: BatchFunction, output: object) -> str:
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
         return ""
     function = loss.func if isinstance(loss, partial) else loss
-    if isinstance(function, nn.CrossEntropyLoss) or function in (cross_entropy, functional.cross_entropy):
+    of_classes = isinstance(function, nn.CrossEntropyLoss) or function in (cross_entropy, functional.cross_entropy)
+    if output.shape[1] == 1 and (of_classes or bool((output == 1).all())):
+        return _ONE_OUTPUT
+    if of_classes:
         return _DOUBLE_SOFTMAX if are_probabilities(output) else ""
     if isinstance(function, nn.NLLLoss) or function is functional.nll_loss:
         return "" if are_log_probabilities(output) else _NO_SOFTMAX

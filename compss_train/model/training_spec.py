@@ -372,6 +372,8 @@ class ModelReplica:
                     f"x seems to have its {last} channels last, but torch expects them after the samples: give "
                     "x.transpose(0, 3, 1, 2), or build(transform=lambda x: x.permute(0, 3, 1, 2))."
                 )
+            if "does not require grad" in str(error) and not torch.is_grad_enabled():
+                error.add_note("Evaluation computes no gradients, except within `with torch.enable_grad():`.")
             if "backward through the graph a second time" in str(error):
                 error.add_note("The trainer calls backward() itself: leave it out of the training step.")
             if "embedding" in str(error) and "indices" in str(error):

@@ -1,5 +1,6 @@
 """What people write first is trained, or is an error that says how to fix it."""
 
+import contextlib
 import re
 import threading
 import traceback
@@ -421,6 +422,43 @@ def test_a_loss_that_adds_up_the_samples_is_told(loss, wrap):
     for call in ("fit", "check_fit"):
         with pytest.warns(UserWarning, match="the loss adds up the samples of a batch, .*: divide it by len"):
             getattr(trainer_of(Wrapped(wrap), loss), call)(X, Y, **FIT)
+
+
+@pytest.mark.parametrize(
+    ("last", "loss"),
+    [(nn.Identity(), nn.CrossEntropyLoss()), (nn.Softmax(1), nn.BCELoss()), (nn.Softmax(1), "mse")],
+)
+def test_a_softmax_of_one_output_is_told_to_train_nothing(last, loss):
+    for call in ("fit", "check_fit"):
+        with pytest.warns(
+            UserWarning, match="a softmax of one output is 1, and trains nothing: .*BCEWithLogitsLoss"
+        ):
+            getattr(trainer_of(nn.Sequential(nn.Linear(6, 1), last), loss), call)(X, ONE[:, None], **FIT)
+
+
+class Slope(nn.Module):
+    """Returns the derivative of an inner network, as forces are those of an energy."""
+
+    def __init__(self, surroundings):
+        super().__init__()
+        self.net, self.surroundings = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)), surroundings
+
+    def forward(self, x):
+        with self.surroundings():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
+
+
+def test_networks_that_differentiate_are_told_how_they_do_in_evaluation():
+    trainer = trainer_of(Slope(contextlib.nullcontext), "mse")
+    trainer.fit(X, X, **FIT)
+    for call in (lambda: trainer.predict(X), lambda: trainer.evaluate(X, X)):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert any("within `with torch.enable_grad():`" in note for note in caught.value.__notes__)
+    trainer = trainer_of(Slope(torch.enable_grad), "mse")
+    trainer.fit(X, X, **FIT, validation_data=(X, X))
+    assert trainer.predict(X).shape == X.shape
 
 
 def correct(output, y):
