@@ -10,6 +10,7 @@ from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
 from compss_train.data.partitioning import Batching
+from compss_train.model.schedule import Schedule
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
@@ -192,19 +193,20 @@ class FitOptions:
                     f"{MAX_PASSES // blocks or 1}"
                 )
 
-    def check_data(self, source: DataSource, num_workers: int, schedule_steps: int) -> None:
+    def check_data(self, source: DataSource, num_workers: int, schedule: Schedule | None) -> None:
         """Raise ``ValueError`` for options that these samples do not support.
 
         The buffer may never return batches of this size, blocks may have too few samples, files too many threads.
-        ``schedule_steps`` is the number of steps of the learning-rate schedule in an epoch. Warns if there are more
-        workers than blocks, files or samples to distribute.
+        Warns if there are more workers than blocks, files or samples to distribute.
         """
-        in_parts = self.merge.unit != "epochs" or self.num_batches_per_worker is not None or schedule_steps > 1
+        in_steps = schedule is not None and (schedule.unit == "batches" or schedule.steps > 1)
+        in_parts = self.merge.unit != "epochs" or self.num_batches_per_worker is not None or in_steps
         if in_parts and not source.counted:
+            given = schedule and f"Schedule(steps={schedule.steps}, unit={schedule.unit!r})"
             raise ValueError(
                 f"Merge(unit={self.merge.unit!r}), num_batches_per_worker={self.num_batches_per_worker} and "
-                f"Schedule(steps={schedule_steps}): without the number of samples in an epoch they can only be "
-                "'epochs', None and 1; give Samples(dataset, size=...), or leave them out"
+                f"schedule={given}: without the number of samples in an epoch they can only be 'epochs', None and "
+                "stepped once an epoch; give Samples(dataset, size=...), or leave them out"
             )
         structure, dataset, sizes = source.structure, source.dataset, source.sizes
         total, pooled = self.order == "total", self.buffer is not None or self.order == "partial"

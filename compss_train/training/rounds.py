@@ -486,8 +486,7 @@ def prepare_fit(
         check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
     if chosen.merge.optimizer_state == "average":
         check_averageable(spec.net, spec.optimizer)
-    steps = 1 if schedule is None else schedule.steps
-    chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
+    chosen.check_data(data, workers, schedule)
     fit = FitOfEpochs(
         session=session,
         callbacks=callbacks,

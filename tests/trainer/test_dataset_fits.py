@@ -18,7 +18,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from compss_train import BufferSpec, Merge, PartialShuffle, Samples
+from compss_train import BufferSpec, Merge, PartialShuffle, Samples, Schedule
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from tests.helpers.cases import slow
@@ -264,6 +264,13 @@ def test_what_cannot_be_trained_is_an_error(message):
     with pytest.raises((TypeError, ValueError, OSError)) as caught:
         after(data, **options)
     assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))
+
+
+@pytest.mark.parametrize("schedule", [Schedule(float, unit="batches"), Schedule(float, steps=2)], ids=repr)
+def test_a_schedule_that_is_stepped_inside_epochs_needs_the_number_of_samples(schedule):
+    named = rf"schedule=Schedule\(steps={schedule.steps}, unit='{schedule.unit}'\): without the number .* size="
+    with pytest.raises(ValueError, match=named):
+        trainer_of(engine="serial", schedule=schedule).fit(Stream(), num_epochs=1, batch_size=6, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
