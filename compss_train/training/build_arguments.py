@@ -167,9 +167,7 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
             f"{unsupported} does not work with {needing[0]}, which evaluates the loss several times a step; choose "
             "another optimizer"
         )
-    own = {id(parameter) for parameter in net.parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not trained or any(id(parameter) not in own for parameter in trained):
+    if not optimizers.is_over(optimizer, net):
         raise ValueError(
             "the optimizer callable uses other parameters than those it is called with, and than the network's; "
             "write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"

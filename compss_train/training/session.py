@@ -511,8 +511,8 @@ class Session:
             with suppress(EngineClosedError):
                 self._engine.free([*state_refs(self.states), *self.merge_state.refs()])
         self.groups = singles(range(self.num_workers))
-        seeds = [worker_seed(self.model.seed, worker) for worker in range(self.num_workers)]
-        new = [WorkerState(None, seed) for seed in seeds[len(state.workers) :]]
+        others = range(len(state.workers), self.num_workers)
+        new = [WorkerState(None, worker_seed(self.model.seed, worker)) for worker in others]
         self.states = [(each,) for each in (*state.workers[: self.num_workers], *new)]
         self.merge_state = state.merge
 
