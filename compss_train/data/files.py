@@ -126,8 +126,10 @@ class FileDataset:
         names = file_names(files)
         self._paths = {name: absolute(name) for name in names}  # resolved now: the working directory can change
         self.x, groups = column_groups("x", x)
-        self.y, of_y = (None, {}) if y is None else column_groups("y", y)
-        self.weight, groups = weight, groups | of_y
+        self.y, self.weight = y, weight
+        if y is not None:
+            self.y, of_y = column_groups("y", y)
+            groups |= of_y
         roles = [key for key in leaves((self.x, self.y, weight)) if key is not None]
         keys = roles if keys is None and groups else keys
         if isinstance(keys, str) or not isinstance(keys, Collection | None):
