@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import check_choice, check_count, check_keywords, entry_point
+from compss_train._utils.validation import Suggesting, check_choice, check_count, check_keywords, entry_point
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
 from compss_train.callbacks.progress import show_remarks, with_progress
@@ -40,7 +40,7 @@ from compss_train.training.named_fits import NamedFits
 from compss_train.training.session import Session, Stopping, TrainedModel, TrainingState
 
 
-class DistributedTrainer(NamedFits[params.Parameters]):
+class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     """Trains a PyTorch model as ``num_workers`` copies that are merged from time to time.
 
     Parameters

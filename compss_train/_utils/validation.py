@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
 
 from compss_train.exceptions import SimulationError, WorkerTraceback
 
@@ -77,15 +77,27 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 _OTHERS = {
-    "learning_rate": "lr",
-    "criterion": "loss",
-    "model": "net",
-    "module": "net",
-    "verbose": "progress",
-    "device": "num_gpu",
-    "n_jobs": "num_workers",
+    "lr": "learning_rate",
+    "optimizer": "lr learning_rate momentum weight_decay",
+    "loss": "criterion",
+    "net": "model module network",
+    "num_gpu": "device devices accelerator",
+    "num_workers": "n_jobs nprocs num_processes world_size",
+    "x": "data dataloader train_data train_dataloader train_dataloaders train_dataset",
+    "validation_data": "val_dataloaders val_loader valid_set",
+    "progress": "verbose",
+    "resume": "ckpt_path",
+    "callbacks": "checkpoint early_stopping logger patience",
+    "model()": "module module_ net net_ network get_model unwrap_model to_onnx",
+    "model().state_dict()": "state_dict",
+    "get_parameters()": "parameters named_parameters params weights get_weights",
+    "set_parameters()": "load_state_dict load_params load_weights set_weights",
+    "fit()": "learn partial_fit run train train_on_batch",
+    "build(num_gpu=1)": "cuda device to",
+    "evaluate()": "score test validate",
+    "history": "callback_metrics current_epoch epoch history_ logged_metrics loss metrics plot",
 }
-"""Words of other libraries that are not similar to ours."""
+"""Ours, which begins with a name that is accepted, and what other libraries call it."""
 
 
 def suggestion(name: str, accepted: Collection[str]) -> str:
@@ -93,28 +105,67 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
 
     Words of other libraries are known, and abbreviations: the begin of a name, its end or its initials.
     """
+    meant = _meant(name, accepted)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def _meant(name: str, accepted: Collection[str]) -> str:
     given, by_lower = name.lower(), {key.lower(): key for key in accepted}
-    similar = get_close_matches(_OTHERS.get(given, given), by_lower, n=1)
+    for ours, others in _OTHERS.items():
+        if given in others.split() and ours.partition("(")[0] in by_lower:
+            return ours
+    similar = get_close_matches(given, by_lower, n=1)
     short = len(given) > 1 and not similar
     for key in sorted(by_lower, key=len, reverse=True) if short else ():
         initials = "".join(part[:1] for part in key.split("_"))
         begins = key.startswith(given) or (len(key) > 1 and given.startswith(key))
         if begins or initials == given or (len(given) > 2 and key.endswith(given.removesuffix("s"))):
             similar = [key]
-    return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
+    return by_lower[similar[0]] if similar else ""
 
 
-def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
-    """Raise ``TypeError`` for a keyword that the function lacks, with the most similar one that it has."""
+class Suggesting:
+    """An object whose missing attributes are errors that name what users of other libraries may mean."""
+
+    _meaning = ""
+    """What it is, where its own name does not tell."""
+
+    if not TYPE_CHECKING:  # type checkers know what is missing
+
+        def __getattr__(self, name: str) -> Any:
+            known = [each for each in dir(type(self)) if each[0] != "_"]
+            hint = (self._meaning or suggestion(name, known)) if name[0] != "_" else ""
+            # With ``name=``, Python adds no suggestion of its own.
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name)
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's arguments, with those of a typed dict."""
     parameters = inspect.signature(function).parameters
     dicts = (
         own for each in parameters.values() if each.kind is each.VAR_KEYWORD for own in get_args(each.annotation)
     )
-    accepted = [*parameters, *(name for own in dicts for name in own.__annotations__)]
+    return [*parameters, *(name for own in dicts for name in own.__annotations__)]
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+
+def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
+    """Raise ``TypeError`` for a keyword that the function lacks, with the most similar one of it or its class."""
+    accepted, owner = _keywords(function), function.__qualname__.rpartition(".")[0]
+    siblings = vars(getattr(sys.modules[function.__module__], owner, type))
+    methods = [each for each in siblings.values() if inspect.isfunction(each) and _called(each)[0] != "_"]
     for name in keywords:
         if name not in accepted:
+            elsewhere = {key: _called(each) for each in reversed(methods) for key in _keywords(each)}
+            meant, other = _meant(name, accepted), _meant(name, elsewhere)
+            if other and (name in elsewhere or not meant):
+                meant = f"{elsewhere[other]}({other}=)"
+            hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(accepted).removeprefix('self, ')}"
             raise TypeError(
-                f"{function.__name__}() got an unexpected keyword argument {name!r}{suggestion(name, accepted)}"
+                f"{_called(function)}() got an unexpected keyword argument {name!r}; {hint}"
             ) from None  # Python's own error says less
 
 

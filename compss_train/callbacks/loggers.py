@@ -241,8 +241,7 @@ class Report(Callback):
         self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
     def _write(self, trainer: "DistributedTrainer", status: str) -> None:
-        running = status == "running"
-        html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=running)
+        html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=status == "running")
 
 
 class Profile(Callback):

@@ -152,8 +152,7 @@ def _add_x(parser: Parser) -> None:
 def _add_run(parser: Parser) -> None:
     """Add the run whose network is used."""
     parser.add_argument("run", type=_path, metavar="RUN", help="folder of a run: output of compss-train fit")
-    best = "use its best checkpoint (default: final parameters)"
-    parser.add_argument("--best", action="store_true", help=best)
+    parser.add_argument("--best", action="store_true", help="use its best checkpoint (default: final parameters)")
     trust = "import the modules that the run's file names without printing them, even if it belongs to another user"
     parser.add_argument("--trust", action="store_true", help=trust)
     _add_settings(parser)

@@ -76,8 +76,7 @@ def bucketed_order(
 
 def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
     """Return a uniform permutation of all samples, as int32 if that can hold their numbers, else as int64."""
-    dtype = np.int32 if samples < 2**31 else np.int64
-    numbers = np.arange(samples, dtype=dtype)
+    numbers = np.arange(samples, dtype=np.int32 if samples < 2**31 else np.int64)
     _generator(seed, _Stream.SAMPLES, epoch).shuffle(numbers)
     return numbers
 

@@ -292,8 +292,7 @@ def _coded(name: str, series: Any) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
         return np.asarray(series.cat.codes, np.int64), tuple(series.cat.categories)
     _, rows, places = np.unique(series.to_physical().to_numpy(), return_index=True, return_inverse=True)
     values = [series[row] for row in rows.tolist()]
-    is_enum = str(series.dtype).startswith("Enum")
-    categories = tuple(series.dtype.categories if is_enum else sorted(values))
+    categories = tuple(series.dtype.categories if str(series.dtype).startswith("Enum") else sorted(values))
     return class_codes(name, values, places, categories), categories
 
 

@@ -147,8 +147,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
     flat = shared_tensor(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
-    inverse = [order.index(dimension) for dimension in range(len(order))]
-    return flat.view(shape).permute(inverse)
+    return flat.view(shape).permute([order.index(dimension) for dimension in range(len(order))])
 
 
 def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:

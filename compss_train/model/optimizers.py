@@ -144,7 +144,7 @@ def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
     del defaults["params"]
     accepted = [*defaults, *(eddl for eddl, own in _EDDLS.items() if own in defaults and eddl not in defaults)]
     if unknown := [key for key in arguments if key not in accepted]:
-        hint = suggestion({"learning_rate": "lr"}.get(unknown[0], unknown[0]), accepted)
+        hint = suggestion(unknown[0], accepted)
         raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{hint}")
     if "lr" not in arguments:
         raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")

@@ -95,8 +95,10 @@ def as_parameters(values: Mapping[str, Any]) -> Parameters:
     return {name: tensors[name] if name in tensors else np.asarray(value) for name, value in values.items()}
 
 
-class NamedArrays(Parameters):
+class NamedArrays(Parameters, validation.Suggesting):
     """Parameters that a program or notebook shows in a line or a table, without their values."""
+
+    _meaning = "; fit returns the parameters, a dict of arrays: see the trainer's history, model() and evaluate()"
 
     def __repr__(self) -> str:
         return f"{len(self)} arrays of {sum(array.size for array in self.values()):,} numbers"

@@ -29,12 +29,10 @@ FORMAT = "compss_train checkpoint"
 VERSION = 5
 
 
-def _from_4(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state of version 4, which holds the whole history, as one of version 5, which holds its end."""
-    return {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}}
-
-
-UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {4: _from_4}
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    # Version 4 holds the whole history, version 5 its end.
+    4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}},
+}
 """The earlier versions that can be read: each function makes a state of its version one of the next version."""
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")

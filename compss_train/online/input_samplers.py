@@ -196,8 +196,7 @@ class BoxSampler(InputSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the bounds, the number of inputs drawn and the state of the random numbers."""
-        random = self.random.bit_generator.state
-        return {"bounds": self._bounds, "drawn": self.drawn, "random": random}
+        return {"bounds": self._bounds, "drawn": self.drawn, "random": self.random.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that ``state_dict`` returned; raise ``ValueError`` for one with other bounds."""

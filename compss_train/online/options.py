@@ -89,8 +89,7 @@ class Simulations:
     @property
     def resources(self) -> Resources:
         """The resources of one simulation."""
-        cpus = self.simulate.cpus if isinstance(self.simulate, Solver) else 1
-        return Resources(cpus=cpus, own_process=True)
+        return Resources(cpus=self.simulate.cpus if isinstance(self.simulate, Solver) else 1, own_process=True)
 
     def first_sender(self, buffer: BufferSpec) -> int:
         """Return the number of the first sender's stream, above those of all simulations."""

@@ -339,8 +339,7 @@ class ServerLoop(Closable):
             except Exception as error:  # an answer that is too large, for example
                 self._answer(request, _described(error))
 
-        size = sum(array.size for array in request.arrays)
-        self._queue.add(request.key, request.priority, size, run)
+        self._queue.add(request.key, request.priority, sum(array.size for array in request.arrays), run)
 
     def _answer(
         self, request: _Request, error: CallError | None = None, arrays: Sequence[torch.Tensor] = (), **fields: str

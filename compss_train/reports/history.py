@@ -25,12 +25,16 @@ MOST_WORKER_ENTRIES = 250_000
 """Maximum number of worker entries in a history: enough for 25 rounds of 10,000 workers, or 4,000 rounds of 60."""
 
 
-class History(list[Record]):
+class History(list[Record], validation.Suggesting):
     """A list of records, which are dicts that JSON can represent. Slices are histories, too.
 
     docs/watching.md explains the fields of a record. Records of early rounds lose their worker entries once there
     are more than ``MOST_WORKER_ENTRIES``, so that memory does not grow with workers times rounds.
     """
+
+    _meaning = (
+        "; a history is a list of dicts: [record['loss'] for record in history], or history.to_frame()['loss']"
+    )
 
     def append(self, record: Record) -> None:
         """Add a record, and empty ``workers`` in those that are now too early to have them."""
@@ -63,6 +67,8 @@ class History(list[Record]):
     def __getitem__(self, index: slice) -> Self: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> Record | Self:
+        if isinstance(index, str | tuple):
+            raise TypeError(f"history[{index!r}]{self._meaning}")
         chosen = super().__getitem__(index)
         return type(self)(chosen) if isinstance(chosen, list) else chosen
 

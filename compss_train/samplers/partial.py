@@ -225,8 +225,7 @@ class PartialShuffleSampler(Sampler[Any]):
     def _fingerprint(self) -> str:
         order = (self.files.sizes, self.seed, self.batch_size, self.shuffle, *self.pools, self.drop_last)
         names = [name.rpartition("/")[2] for name in self.files.files]
-        text = json.dumps([names, *order, self.rank, self.num_replicas])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([names, *order, self.rank, self.num_replicas]).encode()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""

@@ -153,8 +153,7 @@ class CallbackList:
 
     def traced(self, number: int) -> set[int]:
         """Return the workers that are traced in round ``number``."""
-        workers = {self._call(callback, "traced_worker", number) for callback in self.callbacks}
-        return workers - {None}
+        return {self._call(callback, "traced_worker", number) for callback in self.callbacks} - {None}
 
     def trace(self, number: int, worker: int, trace: bytes) -> None:
         """Call ``write_trace`` of the callbacks that requested the trace."""

@@ -128,8 +128,7 @@ def details(name: str, value: object, *, tensors: bool = True) -> Details:
     module's state_dict, a hash unless ``tensors`` is false, as for a network that is trained. Other tensors of a
     module are left out: they may be caches.
     """
-    collector = _Collector(tensors)
-    return collector.of(name, value, 0)
+    return _Collector(tensors).of(name, value, 0)
 
 
 class _Collector:

@@ -122,8 +122,7 @@ class Inference:
         results = self.engine.fetch(refs)
         warn_of_problems([measured for _, measured in results], set())
         batches = [output for outputs, _ in results for output in outputs]
-        columns = zip(*map(leaves, batches), strict=True)
-        return rebuilt(batches[0], [_joined(column) for column in columns])
+        return rebuilt(batches[0], [_joined(column) for column in zip(*map(leaves, batches), strict=True)])
 
 
 def batch_size_for(source: DataSource) -> int:

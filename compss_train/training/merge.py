@@ -289,8 +289,7 @@ def published_merge(preset: Preset, num_epochs: int) -> Merge:
     if preset == "slowmo":
         outer = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.7}
         return Merge(every=12, unit="batches", outer_optimizer=outer, optimizer_state="reset")
-    every = PostLocal(epochs=max(1, num_epochs // 2), then=16)
-    return Merge(every=every, unit="batches", optimizer_state="keep")
+    return Merge(every=PostLocal(epochs=max(1, num_epochs // 2), then=16), unit="batches", optimizer_state="keep")
 
 
 def has_batch_norm(net: nn.Module) -> bool:

@@ -388,8 +388,7 @@ class FitOfEpochs(Fit):
         self.reached = submitted.round.resume_point
         found = [*chain.from_iterable(values.values())]
         warn_of_problems(found, self._known_problems)
-        skipped = [file for part in found for file in part.skipped]
-        self.skipped = tuple(dict.fromkeys([*self.skipped, *skipped]))
+        self.skipped = tuple(dict.fromkeys([*self.skipped, *[file for part in found for file in part.skipped]]))
         for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True):
             if part.trace is not None:
                 self.callbacks.trace(submitted.round.number, worker, part.trace)

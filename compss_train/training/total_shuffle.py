@@ -63,8 +63,7 @@ def cut_blocks(data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]
     samples = [samples_of(share) for share in shares]
     blocks, slots = len(data.starts), data.engine.slots(Resources())
     most = max(LEAST_CHUNKS, MOST_PIECES * sum(map(len, shares)) // len(shares))
-    number = min(blocks, max(LEAST_CHUNKS, 2 * slots), most)
-    chunks = [range(*bounds) for bounds in even_parts(blocks, number)]
+    chunks = [range(*bounds) for bounds in even_parts(blocks, min(blocks, max(LEAST_CHUNKS, 2 * slots), most))]
     pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, [data.starts[chunk.start] for chunk in chunks])
     rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
     if 2 * rows > sum(map(bool, map(len, samples))) * data.source.number_samples:

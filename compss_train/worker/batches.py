@@ -68,8 +68,7 @@ class Batch(NamedTuple):
 
     def to(self, device: str) -> Self:
         """Return the batch on a device."""
-        moved = to_device(leaves(self.parts), device)
-        return self._replace(**rebuilt(self.parts, moved))
+        return self._replace(**rebuilt(self.parts, to_device(leaves(self.parts), device)))
 
     @property
     def parts(self) -> dict[str, Any]:

@@ -102,8 +102,7 @@ class CallbackRunner:
         states: Mapping[str, Any],
     ) -> None:
         own = copy.deepcopy(callbacks)
-        names = numbered(type(callback).__name__ for callback in own)
-        self._callbacks = dict(zip(names, own, strict=True))
+        self._callbacks = dict(zip(numbered(type(callback).__name__ for callback in own), own, strict=True))
         self.context, self._accumulator = context, accumulator
         self._at_start: dict[str, Any] = {}
         for name, callback in self._callbacks.items():

@@ -129,7 +129,8 @@ class Learner(ModelReplica):
                 self.learn(batch)
                 drawn += batch.samples
                 liveness.beat(batch.samples)
-            self._end_epoch(drawn - before)
+            self._step_accumulated()  # the gradients that the end of the epoch has left
+            self._accumulator.measure(self.end_epoch(self.training_step), drawn - before)
         if self._callbacks is not None:
             self._callbacks.round_end()
         return drawn
@@ -234,11 +235,6 @@ class Learner(ModelReplica):
                 "the loss; call it, or give step the default closure=None"
             )
         return evaluations[0]
-
-    def _end_epoch(self, samples: int) -> None:
-        """Apply accumulated gradients at the end of an epoch with these samples, and call the module's hook."""
-        self._step_accumulated()
-        self._accumulator.measure(self.end_epoch(self.training_step), samples)
 
     def _step_accumulated(self) -> None:
         """Make an optimizer step with the gradients that are accumulated, if any.

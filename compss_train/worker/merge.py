@@ -67,8 +67,7 @@ def merge_results(
     returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
     infinity.
     """
-    merged = dict(mean(items, {**base, **(moments or {})}))
-    means, new_moments, of_steps = split_moments(merged)
+    means, new_moments, of_steps = split_moments(dict(mean(items, {**base, **(moments or {})})))
     results: dict[str, Any] = {
         "measured": [part for item in items for part in item.measured],
         "moments": new_moments,

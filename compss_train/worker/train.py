@@ -92,8 +92,7 @@ def train_one(
         trained |= moments_of(learner.optimizer)
     trained |= learner.averaged()
     sent, error = _compressed(job, work, {**parameters, **(moments or {})}, trained, state, measured)
-    skipped = measured.skipped_batches > 0
-    after = learner.state(sample_buffer=buffer.after, error=error, skipped=skipped)
+    after = learner.state(sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
     if job.optimizer_state == "average":
         after = replace(after, optimizer=None)
     measured.started, measured.seconds = started, time.perf_counter() - began

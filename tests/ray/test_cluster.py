@@ -59,28 +59,57 @@ def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_pat
     assert "too_many_pings" not in done.stderr
 
 
-@ray.remote(num_cpus=0)
+def trained_rounds():
+    """Train two rounds; the second would place the workers where their states are."""
+    with DistributedTrainer(2, engine="ray", seed=0, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy")
+        trainer.fit(*classification(), num_epochs=2, batch_size=20, progress=False)
+        return len(trainer.history)
+
+
 class Trial:
     """A program of Ray Tune's, whose tasks get what is reserved for it."""
 
     def run(self):
-        """Train two rounds; the second would place the workers where their states are."""
-        with DistributedTrainer(2, engine="ray", seed=0, threads=1) as trainer:
-            trainer.build(mlp(), SGD, "cross_entropy")
-            trainer.fit(*classification(), num_epochs=2, batch_size=20, progress=False)
-            return len(trainer.history)
+        return trained_rounds()
 
 
 @pytest.mark.slow  # agents and tasks in processes of their own
-def test_a_program_that_has_all_cpus_reserved_trains_on_them(shared_ray):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["task", "actor"])
+def test_a_program_that_has_all_cpus_reserved_trains_on_them(shared_ray, kind):
     """What is outside the group would wait for ever."""
     cpus = shared_ray.slots(Resources())
     group = ray.util.placement_group([{"CPU": 1}] * cpus)
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    options = {"num_cpus": 0, "scheduling_strategy": inside}
     try:
         ray.get(group.ready(), timeout=60)
-        trial = Trial.options(scheduling_strategy=inside).remote()
-        assert ray.get(trial.run.remote(), timeout=100) == 2
+        if kind == "task":
+            running = ray.remote(trained_rounds).options(**options).remote()
+        else:
+            trial = ray.remote(Trial).options(**options).remote()
+            running = trial.run.remote()
+        assert ray.get(running, timeout=500) == 2
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+@pytest.mark.slow  # as above, and each waits for the CPUs for some seconds
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_program_that_has_the_cpus_for_its_workers_itself_says_so(shared_ray, captures):
+    cpus = shared_ray.slots(Resources())
+    group = ray.util.placement_group([{"CPU": 1}] * (1 if captures else cpus))
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=captures)
+    try:
+        ray.get(group.ready(), timeout=60)
+        wait_until(lambda: captures or not ray.available_resources().get("CPU"))
+        where = "the 1 CPUs of the placement group" if captures else f"the {cpus} CPUs of the cluster"
+        with pytest.raises(
+            RuntimeError, match=f"tasks need 1, and 0 of {where} are free.* 1 of them for this task"
+        ):
+            ray.get(ray.remote(trained_rounds).options(scheduling_strategy=inside).remote(), timeout=500)
     finally:
         ray.util.remove_placement_group(group)
 
@@ -176,6 +205,7 @@ class WithoutCluster(Submitter):
 
     def __init__(self, start):
         self.agents, self.nodes, self._elsewhere, self._unwatched = {}, {}, [], set()
+        self._group, self._has_room = None, False
         self._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
 
     def look(self):
@@ -221,10 +251,59 @@ def test_every_node_has_an_agent_of_its_own_that_watches(ray_cluster, monkeypatc
         made.ask_agents("close", 5.0)
 
 
+class ThreeAgents(Submitter):
+    """Makes several agents for each node."""
+
+    def _add_agent(self, node):
+        for _ in range(3):
+            super()._add_agent(node)
+            self._elsewhere.append(self.agents[node])
+
+    def watching(self):
+        return ray.get([agent.watches.remote() for agent in self._elsewhere], timeout=300)
+
+
+@ray.remote(num_cpus=2)
+class Holder:
+    """Holds the CPUs of its node."""
+
+    def holds(self):
+        return True
+
+
+@pytest.mark.slow  # three agents on each node
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("shared_ray")
+def test_agents_start_on_their_nodes_also_if_others_hold_the_cpus_of_one():
+    """Ray starts an actor that asks for nothing anywhere, most often where CPUs are held."""
+    holder = Holder.remote()
+    try:
+        assert ray.get(holder.holds.remote(), timeout=300)
+        made = ThreeAgents()
+        assert made.watching() == [True] * 6
+        made.stop()
+        made.ask_agents("close", 60.0)
+    finally:
+        ray.kill(holder)
+
+
 def test_a_process_that_stands_still_between_two_looks_at_the_clock_goes_on(monkeypatch):
     monkeypatch.setattr(submitter, "NODES_SECONDS", -1.0)  # the next look is due before the thread waits for it
     monkeypatch.setattr(cluster, "nodes_by_id", dict)
     assert WithoutCluster(MagicMock()).look() == 0
+
+
+@pytest.mark.parametrize(("free", "said"), [([{}, {"CPU": 1.0}, {"CPU": 2.0}], False), ([{}] * 2, True)])
+def test_a_program_without_free_cpus_says_that_it_waits(monkeypatch, capsys, free, said):
+    monkeypatch.setattr(submitter, "ROOM_SECONDS", 0.0 if said else 1e6)
+    monkeypatch.setattr(ray, "available_resources", iter(free).__next__)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
+    made = WithoutCluster(MagicMock())
+    for _ in range(2):  # it looks for the first tasks only
+        made.await_room(2)
+    text = "a task needs 2 CPUs, and 0 of the cluster's 4 are free: tasks, actors and placement groups"
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"compss_train: {text}") if said else printed == ""
 
 
 def test_a_node_that_is_lost_is_named(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 import sys
 import time
 
@@ -181,6 +182,18 @@ def test_errors_name_missing_packages_and_extras(trainer, monkeypatch, method, m
         ModuleNotFoundError, match=rf"{method} needs {module}: pip install 'compss_train\[{extra}\]'"
     ):
         getattr(trainer.history, method)()
+
+
+@pytest.mark.parametrize(
+    "reach", [lambda h: h["loss"], lambda h: h[:, "loss"], lambda h: h.history, lambda h: h.keys()]
+)
+def test_what_is_no_list_says_how_to_get_a_column(trainer, reach):
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        reach(trainer.history)
+    hint = str(caught.value).partition("; ")[2]
+    for column in re.search(r"of dicts: (.*), or (.*)", hint).groups():
+        assert [*eval(column, {"history": trainer.history})] == [record["loss"] for record in trainer.history]
+    assert pickle.loads(pickle.dumps(trainer.history)) == trainer.history
 
 
 def test_records_of_online_fits_have_no_epoch_and_belong_to_the_one_before():

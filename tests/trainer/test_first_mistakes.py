@@ -563,6 +563,17 @@ NEAR_MISSES = {
     "bs": ("fit", "batch_size"),
     "verbose": ("fit", "progress"),
     "workers": ("trainer", "num_workers"),
+    "val_loader": ("fit", "validation_data"),
+    "train_dataloaders": ("fit", "x"),
+    "class_weight": ("fit", r"build\(class_weight=\)"),
+    "metrics_": ("fit", r"build\(metric=\)"),
+    "num_workers": ("fit", r"DistributedTrainer\(num_workers=\)"),
+    "lr": ("build", "optimizer"),
+    "callbacks": ("build", r"fit\(callbacks=\)"),
+    "batch_size": ("trainer", r"fit\(batch_size=\)"),
+    "max_epochs": ("trainer", r"fit\(num_epochs=\)"),
+    "module": ("trainer", r"build\(net=\)"),
+    "weight_decay": ("trainer", r"build\(optimizer=\)"),
 }
 
 
@@ -580,6 +591,39 @@ def test_near_misses_say_what_was_meant(name):
 
     with pytest.raises((ValueError, TypeError), match=rf"did you mean {meant}\?"):
         trained()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("state_dict", "model().state_dict()"),
+        ("module", "model()"),
+        ("to", "build(num_gpu=1)"),
+        ("train", "fit()"),
+        ("score", "evaluate()"),
+        ("get_weights", "get_parameters()"),
+        ("loss", "history"),
+        ("evalute", "evaluate"),
+    ],
+)
+def test_attributes_of_other_libraries_say_what_is_meant(name, meant):
+    trainer = DistributedTrainer(1, engine="serial")
+    with pytest.raises(AttributeError) as caught:
+        getattr(trainer, name)
+    assert str(caught.value) == f"'DistributedTrainer' object has no attribute {name!r}; did you mean {meant}?"
+    assert not hasattr(trainer, "__unknown__")
+
+
+def test_what_fit_returns_says_that_it_is_no_history(raises):
+    trainer = DistributedTrainer(1, engine="serial", threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with raises(AttributeError, "history"):
+        trainer.get_parameters().history  # noqa: B018
+
+
+def test_keywords_that_nothing_is_like_name_all(raises):
+    with raises(TypeError, "return_dict"):
+        DistributedTrainer(1, engine="serial").evaluate(X, Y, return_dict=True)
 
 
 class OfOpenFile(torch.utils.data.Dataset):

@@ -152,7 +152,9 @@ class ImageFolderReader(Reader):
         if "x" in chosen and shape is not None:
             arrays["x"] = np.stack([np.broadcast_to(image, shape) for image in good])
         if "y" in chosen:
-            arrays["y"] = self._codes(path, names, start)
+            classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
+            found = list(map(_class_of, names))
+            arrays["y"] = tables.class_codes("y", found, np.arange(len(names)), classes, start)
         return {key: arrays[key] for key in chosen if key in arrays}, number, bad
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
@@ -175,10 +177,6 @@ class ImageFolderReader(Reader):
             return self.listed
         images = self.images(path)
         return len(images), dict(enumerate(images))
-
-    def _codes(self, path: str, names: Sequence[str], start: int) -> NDArray[np.int64]:
-        classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
-        return tables.class_codes("y", list(map(_class_of, names)), np.arange(len(names)), classes, start)
 
     def _first_size(self, path: str, names: Sequence[str]) -> tuple[int, ...]:
         """Return height and width of the first image that can be read."""

@@ -77,8 +77,9 @@ class RayEngine(GraphEngine):
         return self._put(SerializedValue.of(value))
 
     def _check_size(self, resources: Resources) -> None:
-        """Raise ``ValueError`` if a task is larger than every node."""
+        """Raise ``ValueError`` if a task is larger than every node; let the first one wait for room."""
         check_size(resources, [*self._scheduler.nodes.values()])
+        self._scheduler.await_room(resources.cpus)
 
     def keep(self, refs: Sequence[Ref]) -> None:
         """Fetch the values and put them again, unless that was done a moment ago."""
@@ -90,8 +91,9 @@ class RayEngine(GraphEngine):
         return sum(node.cpus // resources.cpus for node in self._scheduler.nodes.values())
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
+        """Raise ``ValueError`` if these tasks do not fit on the nodes together; wait for room."""
         check_room(tasks, [*self._scheduler.nodes.values()], "let more nodes join (ray start --address=...)")
+        self._scheduler.await_room(sum(task.cpus for task in tasks))
 
     def trained_samples(self) -> int | None:
         """Return what the processes of all nodes have reported; ``None`` if a node does not answer."""

@@ -171,9 +171,10 @@ def _check_reachable(address: str) -> None:
 
 def nodes_by_id() -> dict[str, Node]:
     """Return the nodes that are alive, by their ids."""
-    nodes = {}
-    for node in import_ray().nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            nodes[node["NodeID"]] = Node(node["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0)))
-    return nodes
+    return {
+        node["NodeID"]: Node(
+            node["NodeManagerAddress"], *(int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
+        )
+        for node in import_ray().nodes()
+        if node["Alive"]
+    }

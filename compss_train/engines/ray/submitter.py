@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import ray
 from ray.exceptions import OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as NodeAffinity
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as PlacementGroup
 
 from compss_train.engines import calls
 from compss_train.engines.base import Scope
@@ -28,6 +29,9 @@ NODES_SECONDS = 5.0
 
 KEEP_SECONDS, KEEP_SHARE = 2.0, 0.05
 """Values are kept at most so often, and in at most this share of the time."""
+
+ROOM_SECONDS = 10.0
+"""Seconds that the first task waits for free CPUs until the program says so, or gives up."""
 
 ANY_CPUS = 10**9
 """Ray has the tasks that are ready, and starts those that fit on its nodes."""
@@ -82,13 +86,9 @@ class Submitter(GraphThread):
     def __init__(self) -> None:
         super().__init__()
         self._run_task = ray.remote(agent.run_task)
-        options: Any = {
-            "num_cpus": 0,
-            "max_restarts": -1,
-            "max_task_retries": -1,
-            "concurrency_groups": {"watch": 1},
-        }
-        self._new_agent = ray.remote(**options)(agent.Agent)
+        # Ray would start an actor that asks for nothing on any node, whatever its strategy.
+        options: Any = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": -1}
+        self._new_agent = ray.remote(concurrency_groups={"watch": 1}, **options)(agent.Agent)
         self.agents: dict[str, Any] = {}
         """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make values again."""
         self._elsewhere: list[Any] = []
@@ -99,8 +99,11 @@ class Submitter(GraphThread):
         """The nodes that are there, by their ids."""
         self.here: str = ray.get_runtime_context().get_node_id()
         """The id of the coordinator's node."""
-        self._is_grouped = ray.util.get_current_placement_group() is not None
-        """Whether tasks may only use what is reserved for this program, as in a trial of Ray Tune."""
+        captured = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
+        self._group = ray.util.get_current_placement_group() if captured else None
+        """What is reserved for the tasks of this program, which may use nothing else, as in a trial of Ray Tune."""
+        self._has_room = False
+        """Whether the first tasks need not wait for room."""
         self._next_look = 0.0
         self._running: dict[Task, Any] = {}
         """The last result of each running task: its node, or a failure."""
@@ -120,6 +123,30 @@ class Submitter(GraphThread):
         # In one step, as the engine's own thread adds agents, and the end of the engine removes them.
         agents = [agent for node, agent in list(self.agents.items()) if node in nodes]
         return [getattr(each, method).options(concurrency_group="watch").remote(*args) for each in agents]
+
+    def await_room(self, cpus: int) -> None:
+        """Wait a moment until so many CPUs are free, before the first tasks: Ray would let them wait for ever.
+
+        Raises ``RuntimeError`` in a task or an actor, which may itself have what is missing. Elsewhere a line says
+        that tasks wait.
+        """
+        if self._has_room:
+            return
+        name = "CPU" if self._group is None else f"CPU_group_{self._group.id.hex()}"
+        ends = time.monotonic() + ROOM_SECONDS
+        while (free := ray.available_resources().get(name, 0.0)) < cpus and time.monotonic() < ends:
+            time.sleep(0.1)
+        total, where = ray.cluster_resources().get(name, 0.0), "placement group" if self._group else "cluster"
+        taken = f"a task needs {cpus} CPUs, and {free:g} of the {where}'s {total:g} are free"
+        if free < cpus and (context := ray.get_runtime_context()).worker.mode == ray.WORKER_MODE:
+            raise RuntimeError(
+                f"{taken}; this task or actor has {context.get_assigned_resources().get('CPU', 0.0):g} itself. "
+                "Start it with num_cpus=0; or in a placement group with a CPU for each worker, placement_group("
+                "[{}] + [{'CPU': 1}] * num_workers), that captures child tasks; or take engine='local'"
+            )
+        if free < cpus:
+            say(f"{taken}: tasks, actors and placement groups have the others, and the fit waits for them")
+        self._has_room = True
 
     def keep(self, values: Sequence[Value]) -> None:
         """Keep values as soon as they are available, unless others were kept a moment ago."""
@@ -189,8 +216,7 @@ class Submitter(GraphThread):
     def _add_agent(self, node: str) -> None:
         """Let a node have an agent; a later look adds another if Ray starts it elsewhere, as if a node is new."""
         self._unwatched.discard(node)
-        near = NodeAffinity(node, soft=True)
-        self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote(node)
+        self.agents[node] = self._new_agent.options(scheduling_strategy=NodeAffinity(node, soft=True)).remote(node)
         watches = self._call([node], "watches")[0]
         watches.future().add_done_callback(lambda done: self.post(self._check_agent, node, done))
 
@@ -227,8 +253,9 @@ class Submitter(GraphThread):
         else:
             run = self._run_task
             options |= {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": calls.MAX_RUNS - 1}
-            states = [each for each in inputs if each.by_worker]
-            if states and not self._is_grouped:  # a node of its own would be outside the group
+            if self._group is not None:  # which Ray forgets in a thread of a task
+                options["scheduling_strategy"] = PlacementGroup(self._group)
+            elif states := [each for each in inputs if each.by_worker]:
                 # A worker stays on its node, where its state and blocks are, unless that node is busy.
                 near = self._node_near(states)
                 options["scheduling_strategy"] = NodeAffinity(near, soft=True, _spill_on_unavailable=True)

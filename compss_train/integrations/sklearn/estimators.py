@@ -54,8 +54,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted label of each sample."""
-        numbers = self._predict_outputs(X).argmax(axis=1)
-        return np.asarray(self.classes_[numbers])
+        return np.asarray(self.classes_[self._predict_outputs(X).argmax(axis=1)])
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return the probability of each class, shape (samples, classes), in the order of ``classes_``."""
