@@ -114,7 +114,7 @@ class SampleSender(Closable):
 
 
 def open_stream(
-    address: Address, greeting: Header, timeout: float, *, sleep: Callable[[float], None] = time.sleep
+    address: Address, greeting: Header, timeout: float, *, sleep: Callable[[float], None] | None = None
 ) -> Stream:
     """Return an open stream; retries until the fit listens and the name is free.
 
@@ -145,7 +145,7 @@ def open_stream(
                     raise ConnectionRefusedError(
                         f"no fit listens at {address.url}; start fit_online(..., address=) first"
                     ) from error
-        sleep(_RETRY_SECONDS)
+        (sleep or time.sleep)(_RETRY_SECONDS)
 
 
 def as_sample(parts: Sequence[Any]) -> Sample:

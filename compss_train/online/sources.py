@@ -189,7 +189,7 @@ class SimulationRuns:
             del self._known[self._given_up.pop()]
 
     def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
-        return worker.lacks_samples(simulation.number, self._inputs.samples[simulation.number])
+        return worker.lacks_samples(simulation.number, self._inputs.samples[simulation.number]) > 0
 
     def _repeat(self, simulation: Simulation) -> None:
         self._inputs.end(simulation.number, BEGUN)
@@ -408,15 +408,20 @@ class ExternalSenders:
         }
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Continue with the streams of a save; senders that had not completed theirs are expected again."""
+        """Continue with the streams of a save; warn of the names that have not completed theirs in it."""
         self._streams, self._completed = dict(saved["streams"]), dict(saved["completed"])
         self._failed = saved["failed"]
+        if expected := [repr(name) for name, number in self._streams.items() if number not in self._completed]:
+            warn_user(
+                f"the save lacks samples of sender {shortened(', '.join(expected))}: the fit waits for it under "
+                "this name; start it again if it has ended"
+            )
 
     def warn_lost_samples(self, worker: Worker) -> None:
         """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""
-        lost = [number for number, samples in self._completed.items() if worker.lacks_samples(number, samples)]
-        if lost:
-            warn_user(f"worker {worker.number} has died; samples of {len(lost)} senders are lost")
+        lacking = [worker.lacks_samples(number, samples) for number, samples in self._completed.items()]
+        if count := sum(each > 0 for each in lacking):
+            warn_user(f"worker {worker.number} has died; {sum(lacking)} samples of {count} senders are lost")
 
     def stop(self, *, goes_on: bool = False) -> None:
         """Notify active senders that training has ended; those with a name wait for a fit that ``goes_on``."""

@@ -79,12 +79,10 @@ class OnlineJob:
             return None if inside else f"tcp://{local_host}:*"
         return f"tcp://{self.host}:*"
 
-    def end_offset(self, worker: int, stream: int, samples: int) -> int:
-        """Return the offset of a worker that holds all its samples of a stream of ``samples``; 0 if none."""
-        for sample in range(samples - 1, max(-1, samples - 1 - self.num_workers), -1):
-            if worker_of(stream, sample, self.num_workers, whole=self.paired) == worker:
-                return sample + 1
-        return 0
+    def routed(self, worker: int, stream: int, samples: range) -> int:
+        """Return how many of some successive samples of a stream a worker gets."""
+        ahead = (worker - worker_of(stream, samples.start, self.num_workers, whole=self.paired)) % self.num_workers
+        return (len(samples) if not ahead else 0) if self.paired else len(samples[ahead :: self.num_workers])
 
     def make_batch(self, drawn: Any, worker: int, position: int) -> batches.Batch:
         """Return a batch that the worker's buffer gave; the position is its number."""

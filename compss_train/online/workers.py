@@ -83,10 +83,10 @@ class Worker(ConnectedTask):
                 "batches or fewer workers; if processes are killed often, a smaller checkpoint_every"
             )
 
-    def lacks_samples(self, stream: int, samples: int) -> bool:
-        """Return True if its last save lacks some of its samples of a stream of ``samples``."""
+    def lacks_samples(self, stream: int, samples: int) -> int:
+        """Return how many of its samples of a stream of ``samples`` its last save lacks; 0 once it is done."""
         saved = 0 if self.part is None else self.part.offsets.get(stream, 0)
-        return not self.done and saved < self._job.end_offset(self.number, stream, samples)
+        return 0 if self.done else self._job.routed(self.number, stream, range(saved, samples))
 
     def check(self) -> None:
         """Submit its task again if it was lost; raise the exception of a task that never connected.

@@ -36,12 +36,12 @@ def test_whole_streams_are_routed_to_one_worker_each(stream, samples, workers):
     assert {worker_of(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {stream % workers}
 
 
-@given(streams, numbers_of_samples, workers, st.booleans(), st.data())
-def test_end_offset_follows_the_last_sample_of_a_worker(stream, samples, workers, whole, data):
+@given(streams, numbers_of_samples, numbers_of_samples, workers, st.booleans(), st.data())
+def test_samples_are_counted_that_a_worker_gets(stream, first, end, workers, whole, data):
     worker = data.draw(st.integers(0, workers - 1))
-    own = [n for n in range(samples) if worker_of(stream, n, workers, whole=whole) == worker]
+    own = [n for n in range(first, end) if worker_of(stream, n, workers, whole=whole) == worker]
     job = SimpleNamespace(num_workers=workers, paired=whole)
-    assert OnlineJob.end_offset(job, worker, stream, samples) == max(own, default=-1) + 1
+    assert OnlineJob.routed(job, worker, stream, range(first, end)) == len(own)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=3))

@@ -291,6 +291,9 @@ class FakeZmq:
     def curve_keypair(self) -> tuple[bytes, bytes]:
         return b"public", b"secret"
 
+    def curve_public(self, secret: bytes) -> bytes:
+        return b"public"
+
     def recv_monitor_message(self, monitor: Monitor | Socket, flags: int = 0) -> dict[str, Any]:
         noticed = (monitor.monitor_events if isinstance(monitor, Socket) else monitor).handshakes
         self.events.wait(lambda: bool(noticed))

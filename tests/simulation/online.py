@@ -1,19 +1,30 @@
-"""Simulated online fits: samples travel over connections that break, to workers and from simulations that die."""
+"""Simulated online fits: samples travel over connections that break, to workers and from what dies.
+
+Simulations send them, and in some fits another program.
+"""
 
 import errno
+import itertools
 import random
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from compss_train import BufferSpec, DistributedTrainer, SimulationError, WorkerLostError
+import numpy as np
+
+from compss_train import BufferSpec, DistributedTrainer, SampleSender, SimulationError, WorkerLostError
+from compss_train.exceptions import TrainingEndedError
+from compss_train.online.stream import worker_of
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, read_latest_checkpoint
 from tests.online.fits import build_trainer, online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
     CountingNet,
     OneHotSimulation,
+    one_hot,
     raise_error,
     sample_counts,
     sum_loss,
@@ -24,7 +35,7 @@ from tests.simulation.laws import Violation, check_checkpoints, check_engine
 from tests.simulation.world import DEATHS, World
 
 SAMPLES, EACH = 24, 6
-"""Samples of a fit, and of each of its simulations."""
+"""Samples of a fit, and of each of its simulations, or of a sender, which has the last ones."""
 
 KINDS = {
     "task": ("die", "mute", "slow", "late"),
@@ -39,6 +50,8 @@ OCCASIONS = {"task": 7, "disk": 30, "moment": 800, "message": 300}
 
 LONG = 6.0
 """Seconds by which something is late, much longer than the fit's checks are apart."""
+
+ADDRESS = {"address": "tcp://127.0.0.1:5555", "token": "ours alone"}
 
 REPEATING = {"die", "mute", "cut", "double", "stale", "jump"}
 """Faults after which a worker may start again from its checkpoint, and train samples again."""
@@ -58,6 +71,35 @@ class FailAt:
     def yielded(self) -> list[int]:
         """The numbers of all samples that are sent."""
         return [number for number in range(SAMPLES) if number < self.at or number // EACH != self.at // EACH]
+
+
+class Sender:
+    """A program that sends the last samples; it is started again if it dies, or meets no fit in time."""
+
+    def __init__(self, events: FiberEvents, name: str | None) -> None:
+        self._events, self._name = events, name
+        self._process: object = None
+        self._has_ended = False
+        events.start(self._run, process=object(), name="starter of a sender")
+
+    def _run(self) -> None:
+        while not self._has_ended:
+            self._process = object()
+            fiber = self._events.start(self._send, self._process, name="sender")
+            self._events.wait(lambda fiber=fiber: fiber.finished)
+
+    def _send(self) -> None:
+        with suppress(OSError):
+            with suppress(TrainingEndedError), SampleSender(**ADDRESS, name=self._name) as sender:
+                for number in range(SAMPLES - EACH, SAMPLES):
+                    sender.send(one_hot(number, SAMPLES), np.float32(0))
+            self._has_ended = True
+
+    def interrupt(self) -> None:
+        """Start it no more; end it if it has a name, and would wait for the next program without a limit."""
+        self._has_ended = True
+        if self._name is not None:
+            self._events.kill(self._process)
 
 
 class OnlineEvents(FiberEvents):
@@ -90,6 +132,9 @@ def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, int,
     draw = random.Random(f"online {seed}")
     workers, options = draw.choice([1, 2]), options_of(draw)
     fails, options["retries"] = FailAt(draw.choice([SAMPLES, draw.randint(1, SAMPLES)])), draw.choice([0, 2])
+    options["senders"] = draw.choice([(), (), ("solver",), (None,)])
+    if options["senders"] and fails.at >= SAMPLES - EACH:
+        fails = FailAt()
     with World(seed, faults, OnlineEvents) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for fits in range(1, 2 + len(faults)):
@@ -104,23 +149,37 @@ def _run(world: World, workers: int, fails: FailAt, options: dict[str, Any]) -> 
     checkpoint, engine = world.checkpoint(), world.engine()
     trainer = build_trainer(engine, workers, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     trainer.clock = world.events.clock
-    study = {"callbacks": [checkpoint], "resume": True, **options}
+    names = options["senders"]
+    inputs = split_range(SAMPLES - EACH * len(names), EACH)
+    sent = {"senders": len(names), **(ADDRESS if names else {})}
+    study = {"callbacks": [checkpoint], "resume": True, **options, **sent}
+    senders = [Sender(world.events, name) for name in names if name is not None or not _is_complete(world)]
     try:
-        online(trainer, OneHotSimulation(SAMPLES, fails), split_range(SAMPLES, EACH), **study)
+        online(trainer, OneHotSimulation(SAMPLES, fails), inputs, **study)
         trainer.close()
         engine.drain()
     except (Exception, *DEATHS) as error:
         if killed := world.plan.killed:
+            for sender in senders:
+                sender.interrupt()
             world.outlive(engine)
         else:
             _check_error(world, error, before)
         world.restart(checkpoint)
         check_checkpoints(world, checkpoint)
+        _check_saves(world, workers)
         return not killed
-    _check_samples(trainer, workers, fails, {fault.kind for fault in world.plan.fired})
+    _check_samples(trainer, workers, fails, names, {fault.kind for fault in world.plan.fired})
     check_engine(engine)
     world.restart(checkpoint)
     return True
+
+
+def _is_complete(world: World) -> bool:
+    """Return whether the last save holds a sender as complete: nobody expects it any more."""
+    if not world.checkpoints():
+        return False
+    return bool(read_latest_checkpoint(world.folder)[1]["study"]["senders"]["completed"])
 
 
 def _check_error(world: World, error: BaseException, since: int) -> None:
@@ -133,15 +192,33 @@ def _check_error(world: World, error: BaseException, since: int) -> None:
         raise Violation("".join(traceback.format_exception(error)))
 
 
-def _check_samples(trainer: DistributedTrainer, workers: int, fails: FailAt, fired: set[str]) -> None:
+def _check_saves(world: World, workers: int) -> None:
+    """Workers have all samples of a sender that a save holds as complete, unless one has died since it ended."""
+    if REPEATING & {fault.kind for fault in world.plan.fired}:
+        return
+    for path in list_checkpoints(world.folder).values():
+        study = read_checkpoint(path)["study"]
+        for (stream, samples), worker in itertools.product(study["senders"]["completed"], range(workers)):
+            part = study["workers"][worker]
+            own = [number for number in range(samples) if worker_of(stream, number, workers, whole=False) == worker]
+            if own and part["repetitions"] is None and dict(part["offsets"].tolist()).get(stream, 0) <= own[-1]:
+                raise Violation(f"worker {worker} lacks samples of the sender that {path.name} holds as complete")
+
+
+def _check_samples(
+    trainer: DistributedTrainer, workers: int, fails: FailAt, senders: Sequence[str | None], fired: set[str]
+) -> None:
     """Each sample that was sent is trained once over the lives of the program, however often it was killed.
 
-    More often only if a worker has died and its program went on; never only if a simulation was skipped.
+    More often only if a worker has died and its program went on, or by a sender without a name, which each program
+    gets all samples of; never only if a simulation was skipped, or by a sender that has died, or ended before a
+    worker did.
     """
     counts = sample_counts(trainer.get_parameters(), workers)
     trained = [counts[number] for number in fails.yielded]
     skipped = trainer.history[-1]["simulations"]["failed"]
-    if min(trained) < 1 and not (skipped and fired & REPEATING):
+    once = counts[:-EACH] if None in senders else counts
+    if min(trained) < 1 and not ((skipped or senders) and fired & REPEATING):
         raise Violation(f"samples were trained {counts} times, and no process died")
-    if (sum(counts) > sum(trained)) or (max(counts) > 1 and not fired & REPEATING):
+    if (sum(counts) > sum(trained)) or (max(once) > 1 and not fired & REPEATING):
         raise Violation(f"samples were trained {counts} times, and no process died")
