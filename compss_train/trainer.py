@@ -144,7 +144,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             that its resources declare. ``num_nodes`` is accepted for dislib's scripts, and has no effect.
         transform:
             Callable or module that workers apply to every batch of x, for example to scale uint8 images. Random
-            draws are seeded by the batch's position in the epoch: docs/training-options.md.
+            draws are seeded by the batch's position in the epoch: docs/models.md.
         train_transform:
             Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair; applied
             before ``transform``, but not in evaluation and prediction. ``TrainTransform`` can call it for each
