@@ -31,6 +31,8 @@ def check_values(name: str, value: object) -> None:
 
     ``name`` is the subject of the message, such as ``"a block"``. Items of lists are not looked at.
     """
+    if type(value) is np.ndarray:  # which may come by the thousand a second
+        return
     if isinstance(value, torch.Tensor):
         check_dense(name, value)
     elif hasattr(value, "nnz") and hasattr(value, "toarray"):
@@ -68,6 +70,7 @@ def is_grouped(value: object) -> bool:
     return type(value).__name__.endswith("GroupBy") and hasattr(value, "agg")
 
 
+@cache
 def check_dtype(dtype: np.dtype[Any]) -> None:
     """Raise ``TypeError`` for a dtype that torch does not support."""
     try:
@@ -167,7 +170,8 @@ class Ragged:
                 f"{len(items)} sequences have items of {len(kinds)} dtypes and shapes; give one or more sequences "
                 "that differ in length only"
             )
-        self.values = torch.cat([each for each in items if len(each)])
+        filled = [each for each in items if len(each)]
+        self.values = torch.cat(filled)
         self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
         self.bucket_by_length = bucket_by_length
 

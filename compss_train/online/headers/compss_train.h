@@ -304,6 +304,7 @@ COMPSS_TRAIN_WEAK void compss_train_finalize(void)
 #define COMPSS_TRAIN_WITH_MPI
 
 #define COMPSS_TRAIN_AHEAD 131072 /* How many numbers of a field a rank may be ahead of rank 0. */
+#define COMPSS_TRAIN_COPIES 64    /* The same in time steps: on few cores rank 0 may have no turn for milliseconds. */
 
 #include <limits.h>
 #include <mpi.h>
@@ -481,7 +482,8 @@ COMPSS_TRAIN_WEAK void compss_train_init_mpi(const char *name, size_t count, MPI
         return;
     }
     field->copies = (int)(COMPSS_TRAIN_AHEAD / (count + 1));
-    field->copies = field->copies < 1 ? 1 : field->copies > 16 ? 16 : field->copies;
+    field->copies = field->copies < 1 ? 1 : field->copies;
+    field->copies = field->copies > COMPSS_TRAIN_COPIES ? COMPSS_TRAIN_COPIES : field->copies;
     field->whole = (double *)compss_train_allocate((size_t)field->copies * (count + 1), sizeof *field->whole);
     field->requests = compss_train_allocate((size_t)field->copies, sizeof(MPI_Request));
     for (rank = 0; rank < field->copies; rank++)
