@@ -154,8 +154,7 @@ class Reservoir(PartitionedBuffer):
         return self._store.num_free + self._samples.seen
 
     def _evict(self, number: int) -> None:
-        lacking = number - self._store.num_free
-        seen = choose_distinct(self._random, self._samples.seen, lacking, ordered=False)
+        seen = choose_distinct(self._random, self._samples.seen, number - self._store.num_free, ordered=False)
         self._store.remove(self._samples.remove(self._samples.unseen + seen))
 
     def _available(self) -> int:
@@ -170,8 +169,7 @@ class Reservoir(PartitionedBuffer):
         if self.reception_over:
             slots = self._samples.remove(choose_distinct(self._random, self._samples.held, size))
             return slots, slots
-        chosen = choose if self._repeats else choose_distinct
-        positions = chosen(self._random, self._samples.held, size)
+        positions = (choose if self._repeats else choose_distinct)(self._random, self._samples.held, size)
         slots = self._samples.at(positions)
         self._samples.mark_seen(positions)
         return slots, NO_SLOTS

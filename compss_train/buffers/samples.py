@@ -40,8 +40,7 @@ class Leaf:
     """The dtype in numpy, or ``None`` for a dtype that numpy lacks."""
 
     def __repr__(self) -> str:
-        kind = "array" if self.is_array else "tensor"
-        return f"{kind} of {str(self.dtype).removeprefix('torch.')} {self.shape}"
+        return f"{'array' if self.is_array else 'tensor'} of {str(self.dtype).removeprefix('torch.')} {self.shape}"
 
     @classmethod
     def of(cls, rows: Block) -> Self:

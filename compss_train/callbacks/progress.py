@@ -129,8 +129,7 @@ class ProgressBar(_Progress):
         if self._bar is None:
             return
         is_online = "received" in record  # of which the bar has all measures, as there are no lines
-        measures = _formatted_measures(record)
-        shown = {name: value for name, value in measures.items() if is_online or name == "loss"}
+        shown = {name: value for name, value in _formatted_measures(record).items() if is_online or name == "loss"}
         with self._bar.lock:
             self._bar.tqdm.set_postfix(_position(record) | shown, refresh=False)
         self._bar.complete(record["samples"])  # before lines, below which the bar is drawn again
@@ -190,8 +189,7 @@ def with_progress(callbacks: Sequence[AnyCallback]) -> Sequence[AnyCallback]:
     """Return the callbacks, with one that shows progress appended if none of them does."""
     if any(isinstance(callback, _Progress) for callback in callbacks):
         return callbacks
-    shows_bars = _bar_class() is not tqdm or sys.stderr.isatty()
-    return (*callbacks, ProgressBar() if shows_bars else RoundLines())
+    return (*callbacks, ProgressBar() if (_bar_class() is not tqdm or sys.stderr.isatty()) else RoundLines())
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -25,8 +25,7 @@ class _Setting(argparse.Action):
     """A shorthand for ``--set``, of the key that is its ``const``."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None) -> None:
-        text = json.dumps(value, ensure_ascii=False)
-        namespace.settings = [*namespace.settings, f"{self.const}={text}"]
+        namespace.settings = [*namespace.settings, f"{self.const}={json.dumps(value, ensure_ascii=False)}"]
 
 
 def _path(text: str) -> Path:
@@ -266,8 +265,7 @@ def send_arguments(parser: Parser) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help=samples)
     name = "name of this stream: samples that arrived under it before are not sent again"
     parser.add_argument("--name", help=name)
-    token = f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})"
-    parser.add_argument("--token", help=token)
+    parser.add_argument("--token", help=f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})")
     timeout = "seconds to wait for the fit to start (default: 60)"
     parser.add_argument("--timeout", type=float, default=60.0, help=timeout)
     parser.set_defaults(solver=None)

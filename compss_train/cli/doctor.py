@@ -229,8 +229,7 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
     if login.state == "missing":
         return
     # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the remote command line.
-    command = [*SSH, node, "exec", shlex.quote(python), "-"]
-    result = run_program(command, PROBE_TIMEOUT, stdin=probe_program(folder))
+    result = run_program([*SSH, node, "exec", shlex.quote(python), "-"], PROBE_TIMEOUT, stdin=probe_program(folder))
     try:
         answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
     except (IndexError, ValueError):

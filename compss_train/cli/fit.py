@@ -90,8 +90,7 @@ def spirals(
     arm = random.integers(classes, size=samples)
     along = random.uniform(size=samples)
     angle = 2 * np.pi * (arm / classes + along) + noise * random.normal(size=samples)
-    points = along * np.stack([np.cos(angle), np.sin(angle)])
-    return points.T.astype(np.float32), arm
+    return (along * np.stack([np.cos(angle), np.sin(angle)])).T.astype(np.float32), arm
 
 
 def format_keys() -> str:

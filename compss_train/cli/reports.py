@@ -22,8 +22,7 @@ def report(options: argparse.Namespace) -> int:
     """Write the page and print its path."""
     path, history = read_history(options.run)
     folder = RunFolder(path.parent)
-    own = folder.run_file.exists()  # else report.html may be one of the callback Report, which knows more
-    output = options.output or (folder.report if own else path.with_suffix(".html"))
+    output = options.output or (folder.report if folder.run_file.exists() else path.with_suffix(".html"))
     html.check_name(output)
     html.write(output, history, read_configuration(path), status=folder.state())
     print(f"{formatting.counted(len(history), 'round')} reported in {output}")

@@ -85,8 +85,7 @@ class Batching:
 
     def bounds(self, rows: int) -> list[tuple[int, int]]:
         """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
-        number = self.number or -(-rows // (self.size or rows))
-        return even_parts(rows, min(number, rows))
+        return even_parts(rows, min(self.number or -(-rows // (self.size or rows)), rows))
 
 
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:

@@ -137,8 +137,7 @@ def quote_values(classes: Sequence[Any]) -> str:
 
 def check_coded(name: str, kind: Any, classes: Sequence[Any]) -> None:
     """Raise ``FileContentError`` if a column of this Arrow type cannot hold these classes."""
-    types = import_pyarrow().types
-    own = kind.value_type if types.is_dictionary(kind) else kind
+    own = kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind
     dtype, sizes = number_type(own)
     if not (is_text(own) if isinstance(classes[0], str) else dtype is not None and not sizes):
         raise FileContentError(

@@ -141,8 +141,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     dense = tensor.permute(order)
     if not dense.is_contiguous():
         order, dense = list(range(tensor.dim())), tensor.contiguous()
-    raw = flat_bytes(dense).numpy()
-    return _rebuild_tensor, (raw, tensor.dtype, tuple(dense.shape), tuple(order))
+    return _rebuild_tensor, (flat_bytes(dense).numpy(), tensor.dtype, tuple(dense.shape), tuple(order))
 
 
 def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:

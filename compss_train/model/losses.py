@@ -130,8 +130,7 @@ def _last_axis(output: Tensor, target: Tensor) -> str:
 
 def is_known(loss: object) -> bool:
     """Return whether a loss is of torch or of this package, so that it takes outputs that are a tensor."""
-    function = loss.func if isinstance(loss, partial) else loss
-    module = getattr(function, "__module__", "") or ""
+    module = getattr(loss.func if isinstance(loss, partial) else loss, "__module__", "") or ""
     return module.partition(".")[0] in ("torch", "compss_train")
 
 
@@ -262,14 +261,12 @@ def label_hint(loss: object, output: object, target: object) -> str:
 def are_probabilities(output: Tensor) -> bool:
     """Return whether all outputs are at least 0 and those of each sample (N, C, ...) sum to 1, up to rounding."""
     tolerance = max(_SUM_TOLERANCE, torch.finfo(output.dtype).eps)
-    sums = full_precision(output.detach()).sum(dim=1)
-    return bool((output >= 0).all() & ((sums - 1).abs() <= tolerance).all())
+    return bool((output >= 0).all() & ((full_precision(output.detach()).sum(dim=1) - 1).abs() <= tolerance).all())
 
 
 def are_log_probabilities(output: Tensor) -> bool:
     """Return whether the exponentials of each sample's outputs (N, C, ...) sum to 1 roughly, or are NaN."""
-    logarithms = full_precision(output.detach()).logsumexp(dim=1)
-    return not (logarithms.abs() > _LOG_SUM_TOLERANCE).any()
+    return not (full_precision(output.detach()).logsumexp(dim=1).abs() > _LOG_SUM_TOLERANCE).any()
 
 
 LOSSES: dict[str, BatchFunction] = {

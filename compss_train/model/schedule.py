@@ -94,8 +94,7 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Return the factor of a step, counted over all epochs, if ``function`` returns factors."""
         function: Callable[[Any], Any] = self.function
-        in_steps = self.unit != "epochs" or self.steps == 1
-        return float(function(step if in_steps else step / self.steps))
+        return float(function(step if (self.unit != "epochs" or self.steps == 1) else step / self.steps))
 
 
 ScheduleSpec: TypeAlias = ScheduleFunction | Schedule

@@ -90,8 +90,7 @@ class TrainingSpec:
         float32 for a network without floating parameters, ``None`` for a dtype that numpy does not have.
         """
         floating = (each for each in self.net.parameters() if each.is_floating_point())
-        dtype = next(floating, torch.empty(0, dtype=torch.float32)).dtype
-        name = str(dtype).removeprefix("torch.")
+        name = str(next(floating, torch.empty(0, dtype=torch.float32)).dtype).removeprefix("torch.")
         return name if name in ("float16", "float32", "float64") else None
 
     def check_evaluable(self) -> None:

@@ -99,8 +99,7 @@ def hash_of(value: Any) -> int:
         arrays = sha256_of({name: tensor.numpy() for name, tensor in tensors.items()})
     except (TypeError, RecursionError):
         return 0
-    digest = hashlib.sha256(f"{text} {arrays}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True) or 1
+    return int.from_bytes(hashlib.sha256(f"{text} {arrays}".encode()).digest()[:8], "little", signed=True) or 1
 
 
 def shown(value: Any) -> str:

@@ -102,5 +102,4 @@ def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np
     means = np.add.reduceat(np.where(counted, losses, 0), starts) / numbers
     above = np.where(counted, losses - np.repeat(means, sizes), 0)
     spreads = np.repeat(np.sqrt(np.add.reduceat(above**2, starts) / numbers), sizes)
-    excess = np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0)
-    return np.asarray(np.maximum(0.0, excess))
+    return np.asarray(np.maximum(0.0, np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0)))

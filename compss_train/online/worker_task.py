@@ -360,8 +360,7 @@ class OnlineWorker:
         held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
         counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
         waited, self._buffer.waited = self._buffer.waited, 0.0
-        measured = self._learner.measured().__getstate__()
-        report = [saved_state.encode_value(measured | counts | {"waited": waited})]
+        report = [saved_state.encode_value(self._learner.measured().__getstate__() | counts | {"waited": waited})]
         if self._losses is not None:
             report.append(torch.from_numpy(self._losses.report()))
         self._coordinator.send({"report": True, "settled": self._settled, "stops": stops}, report)

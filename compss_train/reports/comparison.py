@@ -92,8 +92,7 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
 
     A group of several seeds has its median, in a band from the lowest to the highest values.
     """
-    runs = [run for group in groups for run in group.runs]
-    names = measured_in(record for run in runs for record in run.history)
+    names = measured_in(record for run in [run for group in groups for run in group.runs] for record in run.history)
     titles = {name: name.replace("_", " ") for name in names} | {curves.SPEED: "samples/s"}
     return curves.drawable(
         curves.Panel(

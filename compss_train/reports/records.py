@@ -100,8 +100,7 @@ def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None
     known = [(value, at) for value, at in values if not math.isnan(value)] or values
     if not known:
         return None
-    increases = known[-1][0] > known[0][0] and not name.endswith("loss")
-    return (max if increases else min)(known, key=itemgetter(0))
+    return (max if (known[-1][0] > known[0][0] and not name.endswith("loss")) else min)(known, key=itemgetter(0))
 
 
 def _flat_items(name: str, value: Any, *, lists: bool) -> Iterator[tuple[str, Any]]:

@@ -50,8 +50,7 @@ def stable_name(name: str) -> str:
 
 
 def _full_name(value: Any) -> str:
-    module = getattr(value, "__module__", None) or "torch"  # methods of torch's own type of tensors have none
-    return stable_name(f"{module}.{value.__qualname__}")
+    return stable_name(f"{getattr(value, '__module__', None) or 'torch'}.{value.__qualname__}")
 
 
 def _as_plain(value: Any) -> tuple[Plain] | None:

@@ -116,8 +116,7 @@ def check(
     saved = check_same_fit(checkpoint, planned, options, session.num_workers)
     warn_of_differences(checkpoint, setting, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
-    own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
-    check_end(path, saved, options, own=own)
+    check_end(path, saved, options, own=bool(model.history) and model.history[-1]["ended"] == last.get("ended"))
     return saved, tuple(last.get("skipped", ()))
 
 

@@ -128,8 +128,7 @@ def working_directory(file: RunFile) -> Iterator[None]:
 
     In processes that are started in the block Python does not import from the current folder.
     """
-    names = modules_beside(file.home, named_objects(file.table))
-    finder = FolderModules(str(file.home), names)
+    finder = FolderModules(str(file.home), modules_beside(file.home, named_objects(file.table)))
     variables = {FOLDER_MODULES: json.dumps([finder.folder, finder.names]), "PYTHONSAFEPATH": "1"}
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
         if path := os.environ.get(name):  # an empty entry is the current folder, as in ":/usr/local/lib"

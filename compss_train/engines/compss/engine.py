@@ -131,8 +131,7 @@ class CompssEngine(Engine):
         in_child = resources.own_process or (timeout is not None and not gpu)
         run, *start = (run_in_child, function, timeout, gpu) if in_child else (function,)
         call, inputs = self._call(run, (*start, *args), gpu=gpu)
-        task = self._tasks.task_for(function, gpu, priority)
-        made = task(resources.cpus, returns, call, inputs, returns=returns)
+        made = self._tasks.task_for(function, gpu, priority)(resources.cpus, returns, call, inputs, returns=returns)
         return [self._new_ref(future) for future in ([made] if returns == 1 else made)]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -214,8 +213,7 @@ class CompssEngine(Engine):
             inputs.append(_compss(ref).content)
             return Placeholder(first + len(inputs) - 1)
 
-        call = Call(function, map_refs(args, placeholder), gpu, self._scope.settings)
-        return SerializedValue.of(call), inputs
+        return SerializedValue.of(Call(function, map_refs(args, placeholder), gpu, self._scope.settings)), inputs
 
     def _fetch(self, ref: _CompssRef) -> Any:
         if ref.external:  # waiting for it would remove it from the runtime, and its owner would lose it
@@ -309,6 +307,5 @@ def future_blocks(futures: Sequence[object], owner: object = None) -> list[Comps
     """
     engine = CompssEngine()
     refs = [engine.submit(describe, engine.reference(future)) for future in futures]
-    descriptions = engine.fetch(refs, small=True)
-    pairs = zip(futures, descriptions, strict=True)
+    pairs = zip(futures, engine.fetch(refs, small=True), strict=True)
     return [CompssBlock(future, description, owner) for future, description in pairs]

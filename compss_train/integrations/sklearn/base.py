@@ -266,8 +266,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         if isinstance(X, FileDataset) or hasattr(X, "tensors"):  # a BlockedTensor, or dislib's tensor
             raise TypeError(f"X is a {type(X).__name__}; give an array, or train on it with DistributedTrainer")
-        dtype = None if self.dtype is None else np.dtype(self.dtype)
-        allowed = {"dtype": dtype, "allow_nd": self.net is not None}
+        allowed = {"dtype": None if self.dtype is None else np.dtype(self.dtype), "allow_nd": self.net is not None}
         return validate_data(self, X, *y, reset=reset, **allowed, **target_checks)
 
     def _predictor(self, net: nn.Module) -> DistributedTrainer:

@@ -120,8 +120,7 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples."""
-        warm = self.__sklearn_is_fitted__()
-        return self._train(X, y, sample_weight, num_epochs=1, warm_start=warm)
+        return self._train(X, y, sample_weight, num_epochs=1, warm_start=self.__sklearn_is_fitted__())
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return predictions in the shape of the fitted targets, as float64 if these were, otherwise float32."""
