@@ -164,8 +164,7 @@ class SimPairedReservoir(Buffer):
             return self._samples.keys[self._held_slots()]
 
     def _identity(self) -> dict[str, Any]:
-        own = {"sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
-        return {**super()._identity(), **own}
+        return {**super()._identity(), "sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
 
     def _extra_state(self) -> dict[str, Any]:
         return self._samples.state_dict()

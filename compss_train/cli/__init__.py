@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
-            module = import_module(f"compss_train.cli.{options.module}")
-            code = int(getattr(module, options.command)(options))
+            code = int(getattr(import_module(f"compss_train.cli.{options.module}"), options.command)(options))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # ``head`` or another reader has closed the pipe

@@ -29,14 +29,7 @@ LEFT = 79
 MAX_RUNS = 4
 """Maximum number of attempts to run a task whose process dies each time, the same number as COMPSs's."""
 
-FIRST = (
-    "partial_sum",
-    "merge_results",
-    "rebased",
-    "read_parameters",
-    "notify_evaluated",
-    "copy_value",
-)
+FIRST = ("partial_sum", "merge_results", "rebased", "read_parameters", "notify_evaluated", "copy_value")
 """Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all have one here."""
 ON_GPUS = ("train_group", "train_worker", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""

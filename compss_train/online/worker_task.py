@@ -228,12 +228,7 @@ class OnlineWorker:
         self._base = self._exchange.pull(self._server)
         batching = partitioning.Batching(size=job.options.batch_size)
         self._training = Job(spec=training_spec, batching=batching, seed=job.seed)
-        self._work = Work(
-            check_outputs=True,
-            worker=number,
-            device=device,
-            name=f"worker {number}",
-        )
+        self._work = Work(check_outputs=True, worker=number, device=device, name=f"worker {number}")
         state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
         self._learner = learner.Learner(self._training, self._base, state, self._work, moments)
         if unmerged := saved.get("unmerged"):

@@ -61,8 +61,7 @@ class BuildArguments:
                 "the loss has parameters, which are not trained: docs/models.md makes it a part of the network"
             )
         if self.schedule is not None:
-            lr_schedule = make_schedule(self.schedule, spec.net, spec.optimizer)
-            object.__setattr__(self, "lr_schedule", lr_schedule)
+            object.__setattr__(self, "lr_schedule", make_schedule(self.schedule, spec.net, spec.optimizer))
 
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""

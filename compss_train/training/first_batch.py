@@ -112,10 +112,7 @@ def find_mistakes(fit: FitOfEpochs) -> None:
     job = inference.one_batch(replace(built.training_spec, compile=None), data)
     start, stop = fit.options.batching.bounds(data.sizes[0])[0]
     few = inference.first_batch(data, 0, min(FEW, stop - start), name="the first batch", check_outputs=True)
-    tries = (
-        lambda: (job, few, data.load(0)),
-        lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes),
-    )
+    tries = (lambda: (job, few, data.load(0)), lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes))
     for tried in tries:
         try:
             # The workers' warnings are shown. Filters are of the process, and other threads may be here, too.

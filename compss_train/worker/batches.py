@@ -146,8 +146,7 @@ def _partially_shuffled(source: Source, pools: Pools, device: str) -> Iterator[B
         )
         for columns in batches:
             if columns is not None:
-                parts = job.structure.parts(to_device(columns, device))
-                yield Batch(epoch, first.block, position, *parts)
+                yield Batch(epoch, first.block, position, *job.structure.parts(to_device(columns, device)))
                 position += len(columns[0])
 
 
@@ -160,8 +159,7 @@ def _from_buffer(source: Source, spec: BufferSpec, device: str, carried: Carried
     job = source.job
     for draws, block_passes in _draws(job, source.work, spec):
         seed = buffer_seed(job.seed, draws.epoch, draws.origin)
-        limited = spec.limited(draws.total, draws.largest)
-        buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
+        buffer = spec.limited(draws.total, draws.largest).make(draws.largest, seed, pin_memory=is_gpu(device))
         if not draws.is_first and carried.before is not None:
             buffer.load_state_dict(carried.before)
         position, least = draws.drawn, None if draws.is_last else len(draws.sizes)
@@ -240,8 +238,7 @@ def collated(replica: ModelReplica, reader: SampleReader | None, batch: Batch, r
         batch = batch.to(replica.device) if read.samples else batch
     elif collate is not None:
         x, y = collate_batch(collate, batch.x, batch.y, batch.samples)
-        made = batch._replace(x=x, y=y, samples_before=batch.samples, as_made=y is None)
-        return made.to(replica.device)
+        return batch._replace(x=x, y=y, samples_before=batch.samples, as_made=y is None).to(replica.device)
     if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):
         return batch
     x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)

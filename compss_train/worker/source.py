@@ -123,8 +123,7 @@ def _training_order(
     place, whole = (seed, block_pass.epoch, block_pass.block), block_pass.whole
     if job.structure.bucketed:  # samples of similar lengths in each batch
         lengths = next(column.lengths for column in columns if isinstance(column, Ragged))
-        bounds = job.batching.bounds(whole)
-        order = bucketed_order(lengths[first : first + whole].numpy(), bounds, *place)
+        order = bucketed_order(lengths[first : first + whole].numpy(), job.batching.bounds(whole), *place)
     else:
         order = row_order(*place, whole)
     return order[block_pass.skip : block_pass.skip + block_pass.size] + first

@@ -95,8 +95,7 @@ class CompssEngine(Engine):
     @classmethod
     def default_workers(cls, threads: int) -> int:
         """Return how many tasks fit on the nodes; this machine's default if none fits or the nodes are unknown."""
-        fitting = sum(node.cpus // threads for node in cls.nodes())
-        return fitting or super().default_workers(threads)
+        return sum(node.cpus // threads for node in cls.nodes()) or super().default_workers(threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
