@@ -54,7 +54,8 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted label of each sample."""
-        return np.asarray(self.classes_[self._predict_outputs(X).argmax(axis=1)])
+        numbers = self._predict_outputs(X).argmax(axis=1)  # before ``classes_``, which is missing until ``fit``
+        return np.asarray(self.classes_[numbers])
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return the probability of each class, shape (samples, classes), in the order of ``classes_``."""
