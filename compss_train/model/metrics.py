@@ -219,20 +219,21 @@ def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, targ
     if len(sizes) > 1 or (size := sizes.pop()) < 3:
         return ""
 
-    def measured(function: Any, start: int, stop: int) -> float:
+    def measured(function: Any, start: int, stop: int) -> Tensor:
         def rows(part: Tensor) -> Tensor:
             own = part.detach()[start:stop]
             return own.double() if function is not loss and own.is_floating_point() else own
 
         with torch.no_grad(), kept_random_state(str(parts[0].device)), warnings.catch_warnings(action="ignore"):
-            return float(function(map_leaves(rows, output), map_leaves(rows, target)))
+            return torch.as_tensor(function(map_leaves(rows, output), map_leaves(rows, target)))
 
     cuts = [*pairwise((0, size // 3, 2 * size // 3, size))]
     for name, function in {"": loss, **metrics}.items():
         with suppress(Exception):  # what takes no part of a batch
             if isinstance(function, TorchMetric) or (name and is_known(function)):
                 continue
-            whole, thirds = measured(function, 0, size), [measured(function, *cut) for cut in cuts]
+            # One transfer from a GPU.
+            whole, *thirds = torch.stack([measured(function, *cut) for cut in ((0, size), *cuts)]).tolist()
             mean = sum(value * (stop - start) for value, (start, stop) in zip(thirds, cuts, strict=True)) / size
             if not name and whole and math.isclose(whole, sum(thirds), rel_tol=0.05):
                 return _SUM
