@@ -133,8 +133,10 @@ class Suggesting:
     if not TYPE_CHECKING:  # type checkers know what is missing
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that has raised this error
+                return super().__getattribute__(name)
             known = [each for each in dir(type(self)) if each[0] != "_"]
-            hint = (self._meaning or suggestion(name, known)) if name[0] != "_" else ""
+            hint = (self._meaning or suggestion(name, known)) if name[:1] != "_" else ""
             # With ``name=``, Python adds no suggestion of its own.
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name)
 

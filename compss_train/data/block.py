@@ -170,8 +170,7 @@ class Ragged:
                 f"{len(items)} sequences have items of {len(kinds)} dtypes and shapes; give one or more sequences "
                 "that differ in length only"
             )
-        filled = [each for each in items if len(each)]
-        self.values = torch.cat(filled)
+        self.values = torch.cat([each for each in items if len(each)])
         self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
         self.bucket_by_length = bucket_by_length
 

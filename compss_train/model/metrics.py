@@ -4,6 +4,7 @@ Workers accumulate a state for each metric. The coordinator computes values from
 worker order: the value over all samples, not the mean of the workers' values.
 """
 
+import copy
 import math
 import re
 import sys
@@ -225,7 +226,8 @@ def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, targ
             return own.double() if function is not loss and own.is_floating_point() else own
 
         with torch.no_grad(), kept_random_state(str(parts[0].device)), warnings.catch_warnings(action="ignore"):
-            return torch.as_tensor(function(map_leaves(rows, output), map_leaves(rows, target)))
+            own = copy.deepcopy(function)  # which may change with each call
+            return torch.as_tensor(own(map_leaves(rows, output), map_leaves(rows, target))).reshape(())
 
     cuts = [*pairwise((0, size // 3, 2 * size // 3, size))]
     for name, function in {"": loss, **metrics}.items():

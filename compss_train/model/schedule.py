@@ -10,6 +10,7 @@ schedule is in a worker's state.
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
@@ -181,11 +182,16 @@ class LrSchedule:
         steps, shared = stop * self.steps, self.unit == "batches" and workers > 1
         if shared and isinstance(self._scheduler, LambdaLR):  # one that falls to 0 ends there
             later = range(steps + 1, min(steps * workers + steps // 10 + 2, PREPARED_STEPS))
-            length = next((step for step in later if not any(group["lr"] for group in self.at(step))), 0)
-        if length > MUCH_LONGER * steps or (shared and abs(length / steps - workers) < workers / 10):
+            with suppress(ValueError):  # one that fails after the fit does not fail in it
+                length = next((step for step in later if not any(group["lr"] for group in self.at(step))), 0)
+        of_one = shared and abs(length / steps - workers) < workers / 10
+        if of_one or length > MUCH_LONGER * steps:
             a_step = {1: "once an epoch"}.get(self.steps, f"{self.steps} times an epoch")
-            own = "give its length in epochs, or step it with every batch by Schedule(function, unit='batches')"
-            advice = f"divide its length by {workers}, as the workers share the batches" if shared else own
+            advice = "give its length in epochs, or step it with every batch by Schedule(function, unit='batches')"
+            if self.unit == "batches":
+                advice = "give it as many steps as the fit has"
+            if of_one:
+                advice = f"divide its length by {workers}, as the workers share the batches"
             warn_user(
                 f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit ends after "
                 f"{steps}, as it is stepped {a_step}: {advice}"

@@ -192,8 +192,7 @@ class Evaluation:
         self._owned = [engine.publish(parameters)]
         self._sums = self._inference.evaluate(self._owned[0])
         if notify and not engine.traits.interruptible:
-            task = engine.submit(notify_evaluated, list(self._sums), self._coordinator, priority=True)
-            self._owned.append(task)
+            self._owned.append(engine.submit(notify_evaluated, list(self._sums), self._coordinator, priority=True))
 
     @property
     def is_ready(self) -> bool:

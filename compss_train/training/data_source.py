@@ -404,7 +404,7 @@ class PublishedData:
             self._columns = [_publish_blocks(engine, tensor) for tensor in columns]
         """References to the blocks of each column, or to those of all columns where every value is costly."""
         on_file = (str(block.filename) for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
-        self._stamps = {name: locations.file_stamp(name) for name in map(os.path.abspath, on_file)}
+        self._stamps = {name: locations.file_stamp(name) for name in {*map(os.path.abspath, on_file)}}
         """The size and time of each memory-mapped file, to notice changes."""
 
     @cached_property

@@ -169,8 +169,7 @@ def _from_buffer(source: Source, spec: BufferSpec, device: str, carried: Carried
             else:
                 batches = batches_through(buffer, read, draws.largest, least=least)
             for columns in batches:
-                parts = job.structure.parts(to_device(columns, device))
-                yield Batch(draws.epoch, draws.origin, position, *parts)
+                yield Batch(draws.epoch, draws.origin, position, *job.structure.parts(to_device(columns, device)))
                 position += len(columns[0])
         carried.after = None if draws.is_last else buffer.state_dict()
 

@@ -493,6 +493,27 @@ def test_of_means_and_of_losses_that_compare_samples_nothing_is_told(loss):
     trainer_of(mlp(), loss, right).fit(X, Y, **FIT)
 
 
+class Counted(nn.Module):
+    """A loss or metric that changes with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output, y):
+        self.calls += 1
+        return nn.functional.cross_entropy(output, y) + self.calls
+
+
+@pytest.mark.parametrize(("loss", "metric"), [(Counted(), None), ("cross_entropy", {"counted": Counted()})])
+def test_losses_and_metrics_that_count_their_calls_are_called_as_often_in_each_round(loss, metric):
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.0}, loss, metric)
+    trainer.fit(X, Y, **FIT, shuffle=None, shuffle_block_data=False)
+    first, second = ([record["loss"], record.get("counted")] for record in trainer.history)
+    assert first == second
+
+
 class WeighedLoss(nn.Module):
     def __init__(self):
         super().__init__()
@@ -612,6 +633,17 @@ def test_attributes_of_other_libraries_say_what_is_meant(name, meant):
         getattr(trainer, name)
     assert str(caught.value) == f"'DistributedTrainer' object has no attribute {name!r}; did you mean {meant}?"
     assert not hasattr(trainer, "__unknown__")
+
+
+def test_errors_of_a_property_are_its_own():
+    class Derived(DistributedTrainer):
+        @property
+        def mine(self):
+            return self.callbacks_of_mine
+
+    with pytest.raises(AttributeError, match="'callbacks_of_mine'"):
+        Derived(1, engine="serial").mine  # noqa: B018
+    assert not hasattr(Derived(1, engine="serial"), "")
 
 
 def test_what_fit_returns_says_that_it_is_no_history(raises):

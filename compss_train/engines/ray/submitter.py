@@ -141,8 +141,8 @@ class Submitter(GraphThread):
         if free < cpus and (context := ray.get_runtime_context()).worker.mode == ray.WORKER_MODE:
             raise RuntimeError(
                 f"{taken}; this task or actor has {context.get_assigned_resources().get('CPU', 0.0):g} itself. "
-                "Start it with num_cpus=0; or in a placement group with a CPU for each worker, placement_group("
-                "[{}] + [{'CPU': 1}] * num_workers), that captures child tasks; or take engine='local'"
+                "Start it with num_cpus=0; or in a placement group with a CPU more than workers, placement_group("
+                "[{'CPU': 1}] * (num_workers + 1)), that captures child tasks; or take engine='local'"
             )
         if free < cpus:
             say(f"{taken}: tasks, actors and placement groups have the others, and the fit waits for them")

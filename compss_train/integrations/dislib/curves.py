@@ -53,8 +53,7 @@ class CurvesOfRounds(Callback):
             target = y_to_loss.to(output.dtype) if y_to_loss.is_floating_point() else y_to_loss
             target = losses.suitable_target(self._loss, output, target)
             true, predicted = _compared(y, output)
-            score = self._score(true.numpy(), predicted.numpy())
-            numbers += [float(self._loss(output, target)), float(score)]
+            numbers += [float(self._loss(output, target)), float(self._score(true.numpy(), predicted.numpy()))]
         for values, number in zip(self.lists, numbers, strict=False):
             values.append(number)
 

@@ -266,8 +266,21 @@ def test_a_schedule_of_one_workers_batches_is_told_that_workers_share_them(metho
     """As long as ``num_epochs * len(loader)``, it would end this fit in its middle."""
     x, y = classification()
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    for steps in (18, 9):
+    for steps in (18, 9, 90):
         trainer.build(mlp(), SGD, "cross_entropy", schedule=Schedule(kind(steps), unit="batches"))
-        message = "LR of 18 steps, and the fit ends after 9, as it is stepped 3 times .*: divide its length by 2"
-        with pytest.warns(UserWarning, match=message) if steps == 18 else nullcontext():
+        advice = "divide its length by 2" if steps == 18 else "give it as many steps as the fit has"
+        message = f"LR of {steps} steps, and the fit ends after 9, as it is stepped 3 times an epoch: {advice}"
+        told = steps == 18 or (steps == 90 and kind is one_cycle_of)  # functions are asked up to a worker's batches
+        with pytest.warns(UserWarning, match=message) if told else nullcontext():
             getattr(trainer, method)(x, y, num_epochs=3, batch_size=10, progress=False)
+
+
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+@pytest.mark.parametrize("factor", [lambda step: 1 - step / 9, [1.0, *[0.1] * 8].__getitem__], ids=["line", "list"])
+@pytest.mark.filterwarnings("error")
+def test_a_function_that_has_factors_for_the_steps_of_the_fit_only_is_enough(method, factor):
+    """After them, one becomes negative, and the other fails."""
+    x, y = classification()
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy", schedule=Schedule(factor, unit="batches"))
+    getattr(trainer, method)(x, y, num_epochs=3, batch_size=10, progress=False)
