@@ -152,7 +152,8 @@ class CopyTemplate(pickle.Pickler):
         memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
         if not self._pickle:
             return copy.deepcopy(self._value, memo)
-        copied = {number: copy.deepcopy(each, memo) for number, each in self._kept.items()}
+        kept = self._kept.items()  # deepcopy fails for subclasses of what it shares
+        copied = {key: each if isinstance(each, _SHARED) else copy.deepcopy(each, memo) for key, each in kept}
         unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
         unpickler.persistent_load = copied.__getitem__  # type: ignore[method-assign]
         return unpickler.load()

@@ -31,7 +31,7 @@ VERSION = 5
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     # Version 4 holds the whole history, version 5 its end.
-    4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}},
+    4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}}
 }
 """The earlier versions that can be read: each function makes a state of its version one of the next version."""
 

@@ -174,8 +174,7 @@ def panels(
     )
     fits = [record.get("fit_started") for record in history]
     breaks = tuple(x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other) if xs else ()
-    limited = [replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in found]
-    return limited + input_panels(history)
+    return [replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in found] + input_panels(history)
 
 
 def input_panels(history: Sequence[Record]) -> list[Panel]:

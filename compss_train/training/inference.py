@@ -142,13 +142,7 @@ def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
 
 
 def first_batch(
-    source: DataSource,
-    number: int,
-    size: int,
-    *,
-    name: str = "",
-    device: str = CPU,
-    check_outputs: bool = False,
+    source: DataSource, number: int, size: int, *, name: str = "", device: str = CPU, check_outputs: bool = False
 ) -> Work:
     """Return the work on the first samples of a block or file, ``size`` at most."""
     return Work(

@@ -181,8 +181,7 @@ class FitOfEpochs(Fit):
             self._began, self._last_end = time.time(), self.stopping.clock()
             self.running = True
             try:
-                final = self._run_rounds(plan.rounds(self._is_over))
-                model.parameters = params.copy_of(final or model.parameters)
+                model.parameters = params.copy_of(self._run_rounds(plan.rounds(self._is_over)) or model.parameters)
                 model.stopped = self.stopped
             except BaseException as error:
                 self.data.locate_nan(error)

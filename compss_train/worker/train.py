@@ -100,12 +100,7 @@ def train_one(
 
 
 def _compressed(
-    job: Job,
-    work: Work,
-    before: Parameters,
-    after: Parameters,
-    state: WorkerState,
-    measured: Measured,
+    job: Job, work: Work, before: Parameters, after: Parameters, state: WorkerState, measured: Measured
 ) -> tuple[Contribution, Parameters | None]:
     """Return the contribution to the merge (changes with ``Merge(dtype=...)``) and the new compression error.
 

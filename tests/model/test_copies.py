@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import cloudpickle
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_
 
 from compss_train import DistributedTrainer
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.copies import copy_network
+from compss_train.model.copies import CopyTemplate, copy_network
 from tests.helpers.models import ADAM, assert_same_bits, blocked, classification, state_arrays
 from tests.helpers.plain_loop import plain_loop
 
@@ -82,3 +83,13 @@ def test_one_worker_is_the_plain_loop(engine, kind):
     plain = plain_loop(copy_network(net), lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 3, 4, 3, seed=5)
     assert_same_bits(ours, plain)
     assert trainer.predict(X).tobytes() == outputs(trainer.model())
+
+
+def test_what_no_copy_owns_is_shared_also_if_deepcopy_does_not_know_its_type():
+    net = nn.Linear(2, 2)
+    net.of_itself = weakref.WeakMethod(net.forward)
+    with pytest.raises(TypeError, match="WeakMethod"):
+        copy.deepcopy(net)
+    made = CopyTemplate(net, []).copy("cpu")
+    assert made is not net
+    assert made.of_itself is net.of_itself

@@ -82,8 +82,7 @@ class CompssEngine(Engine):
         self._dropped: deque[Any] = deque()
         """What references that are gone have represented."""
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
-        own = self._api, self._refs, self._dropped, self._thread
-        self._close = weakref.finalize(self, _free, *own)
+        self._close = weakref.finalize(self, _free, self._api, self._refs, self._dropped, self._thread)
         self._close.atexit = False
         runtime.skip_destructors_at_exit()
 
