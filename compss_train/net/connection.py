@@ -109,13 +109,13 @@ class Connection(Closable):
 
     def send_frames(self, frames: Sequence[Any]) -> None:
         """Send a packed message; frames of ZeroMQ are not copied. Raises ``ConnectionLostError``."""
-        while True:
+        while not self.is_lost:  # otherwise ZeroMQ would keep them until it connects again
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
                 return
             except zmq.Again:  # the peer does not read, or is gone
-                self._check()
                 self._wait(self._sending, _POLL_MILLISECONDS)
+        self._check()
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Wait for the next message; return ``None`` after ``timeout`` seconds without one.
@@ -144,7 +144,7 @@ class Connection(Closable):
     @property
     def is_lost(self) -> bool:
         """Whether the connection is known to be lost; messages that arrived before may be left."""
-        self._lost = self._lost or bool(int(self._monitor.EVENTS) & zmq.POLLIN)
+        self._lost = self._lost or bool(int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
         return self._lost
 
     def _wait(self, poller: zmq.Poller, milliseconds: float) -> bool:
@@ -165,6 +165,7 @@ class Connection(Closable):
 
     def _close_socket(self) -> None:
         if not self._socket.closed:
+            lost = self.is_lost
             self._socket.disable_monitor()
             self._monitor.close()
-            self._socket.close(0 if self._lost else sockets.LINGER_MILLISECONDS)
+            self._socket.close(0 if lost else sockets.LINGER_MILLISECONDS)

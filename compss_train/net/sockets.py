@@ -36,6 +36,9 @@ HANDSHAKE_FAILED = (
 _END_SECONDS = 1.0
 """How much longer than its messages may take a context may need to end."""
 _MAX_FRAME_BYTES = PIECE + 2**12  # encryption adds some
+_NEVER_MILLISECONDS = 10**9
+"""After which a client would connect again, if it were not closed: with -1 ZeroMQ drops what had arrived, but was not
+received yet, when a connection is lost."""
 _KEEPALIVE = {"TCP_KEEPALIVE": 1, "TCP_KEEPALIVE_IDLE": 10, "TCP_KEEPALIVE_INTVL": 5, "TCP_KEEPALIVE_CNT": 3}
 """An idle connection to a node that failed is closed after 25 seconds."""
 
@@ -51,7 +54,7 @@ def server_socket(context: Context) -> Socket:
 def client_socket(context: Context, address: str, token: str) -> Socket:
     """Return a socket that is ready to connect to the address of a server, once."""
     socket = _socket(context, zmq.DEALER)
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MILLISECONDS)
     socket.setsockopt(zmq.LINGER, 0)  # what a connection that breaks has not sent is dropped
     if not address.startswith(PRIVATE):
         socket.curve_serverkey, _ = curve_keys(token)

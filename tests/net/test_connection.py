@@ -184,6 +184,17 @@ def test_a_lost_connection_raises_after_the_last_message(echo):
             act()
 
 
+def test_what_was_sent_before_the_end_arrives_though_nobody_waited(echo):
+    assert echo.client.receive(0.0) is None
+    for number in range(3):
+        echo.peer.send({"n": number})
+    echo.server.close()
+    wait_until(lambda: echo.client.is_lost)
+    assert [echo.client.receive(LIMIT) for _ in range(3)] == [({"n": number}, []) for number in range(3)]
+    with pytest.raises(ConnectionLostError, match="is lost"):
+        echo.client.receive(LIMIT)
+
+
 def test_the_end_of_the_server_unblocks_receive_and_send(echo):
     receiving = Thread(echo.client.receive)
     echo.server.close()

@@ -212,6 +212,9 @@ class Monitor:
     def EVENTS(self) -> int:
         return FakeZmq.POLLIN if self.handshakes else 0
 
+    def getsockopt(self, option: str) -> int:
+        return self.EVENTS
+
     def close(self) -> None:
         pass
 
@@ -262,7 +265,7 @@ class FakeZmq:
     """The module ``zmq``, of one simulated network."""
 
     ROUTER, DEALER, PAIR = "ROUTER", "DEALER", "PAIR"
-    LAST_ENDPOINT = "LAST_ENDPOINT"
+    LAST_ENDPOINT, EVENTS = "LAST_ENDPOINT", "EVENTS"
     RECONNECT_IVL = ROUTER_MANDATORY = RCVHWM = LINGER = HANDSHAKE_IVL = MAXMSGSIZE = "ignored"
     TCP_KEEPALIVE = TCP_KEEPALIVE_IDLE = TCP_KEEPALIVE_INTVL = TCP_KEEPALIVE_CNT = "ignored"
     POLLIN, POLLOUT, NOBLOCK = 1, 2, 1
