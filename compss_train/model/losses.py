@@ -222,8 +222,12 @@ def binary_warning(loss: BatchFunction, output: object, target: object) -> str:
             f"the targets of a binary cross entropy are 0 or 1, and these go from {low:g} to {high:g}: give "
             "(y > threshold).float(), or for several classes class numbers and loss='cross_entropy'"
         )
-    made_by = "" if output.grad_fn is None else output.grad_fn.name()
-    return _DOUBLE_SIGMOID if binary is accuracy_of_logits and made_by.startswith("SigmoidBackward") else ""
+    return _DOUBLE_SIGMOID if binary is accuracy_of_logits and _made_by(output).startswith("Sigmoid") else ""
+
+
+def _made_by(output: Tensor) -> str:
+    """Return the name of the function whose result an output is, where gradients are computed."""
+    return "" if output.grad_fn is None else output.grad_fn.name()
 
 
 def output_warning(loss: BatchFunction, output: object) -> str:
@@ -232,7 +236,7 @@ def output_warning(loss: BatchFunction, output: object) -> str:
         return ""
     function = loss.func if isinstance(loss, partial) else loss
     of_classes = isinstance(function, nn.CrossEntropyLoss) or function in (cross_entropy, functional.cross_entropy)
-    if output.shape[1] == 1 and (of_classes or bool((output == 1).all())):
+    if output.shape[1] == 1 and (of_classes or _made_by(output).startswith("Softmax")):
         return _ONE_OUTPUT
     if of_classes:
         return _DOUBLE_SOFTMAX if are_probabilities(output) else ""

@@ -37,8 +37,8 @@ _END_SECONDS = 1.0
 """How much longer than its messages may take a context may need to end."""
 _MAX_FRAME_BYTES = PIECE + 2**12  # encryption adds some
 _NEVER_MILLISECONDS = 10**9
-"""After which a client would connect again, if it were not closed: with -1 ZeroMQ drops what had arrived, but was not
-received yet, when a connection is lost."""
+"""After which a client would connect again, if it were not closed. With -1 ZeroMQ drops what has arrived, and was
+not received yet, when a connection is lost."""
 _KEEPALIVE = {"TCP_KEEPALIVE": 1, "TCP_KEEPALIVE_IDLE": 10, "TCP_KEEPALIVE_INTVL": 5, "TCP_KEEPALIVE_CNT": 3}
 """An idle connection to a node that failed is closed after 25 seconds."""
 
