@@ -189,7 +189,8 @@ def with_progress(callbacks: Sequence[AnyCallback]) -> Sequence[AnyCallback]:
     """Return the callbacks, with one that shows progress appended if none of them does."""
     if any(isinstance(callback, _Progress) for callback in callbacks):
         return callbacks
-    return (*callbacks, ProgressBar() if (_bar_class() is not tqdm or sys.stderr.isatty()) else RoundLines())
+    shows_bars = _bar_class() is not tqdm or sys.stderr.isatty()
+    return (*callbacks, ProgressBar() if shows_bars else RoundLines())
 
 
 def _line(record: dict[str, Any]) -> str:

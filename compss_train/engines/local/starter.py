@@ -133,7 +133,8 @@ def _described(code: int | None) -> str:
     """Return what an exit code says, such as ``SIGKILL(-9)``."""
     if code is None:
         return ""
-    return f"{signal.Signals(-code).name}({code})" if (-code in {*signal.Signals}) else f"exit code {code}"
+    known = -code in {*signal.Signals}  # which lacks most real-time signals
+    return f"{signal.Signals(-code).name}({code})" if known else f"exit code {code}"
 
 
 def _import_and_serve(parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str) -> None:
@@ -247,7 +248,8 @@ def interrupts_deferred() -> Iterator[None]:
         deferred = True
 
     # Only the main thread handles signals. A handler not installed from Python is None, and could not be restored.
-    handler = signal.getsignal(signal.SIGINT) if (threading.current_thread() is threading.main_thread()) else None
+    in_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main else None
     if handler is not None:
         signal.signal(signal.SIGINT, defer)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes have the mask of this thread
