@@ -1,9 +1,11 @@
-"""Learn a surrogate from simulations whose inputs are chosen while it learns, and measure the worst errors.
+"""Learn a surrogate from simulations whose inputs are chosen while it learns, and measure the worst
+errors.
 
-Two problems with five parameters each, of which some regions are much harder than others: the heat equation with a
-hot spot, and the Kuramoto-Sivashinsky equation. The network predicts the field at any time from the parameters. A
-simulation takes as long as a fixed number of batches, as if it were expensive, so that all methods train the same
-batches on as many simulations; uniform inputs that were not trained on measure the error of each simulation.
+Two problems with five parameters each, of which some regions are much harder than others: the heat
+equation with a hot spot, and the Kuramoto-Sivashinsky equation. The network predicts the field at
+any time from the parameters. A simulation takes as long as a fixed number of batches, as if it were
+expensive, so that all methods train the same batches on as many simulations; uniform inputs that
+were not trained on measure the error of each simulation.
 """
 
 from __future__ import annotations
@@ -24,14 +26,30 @@ from heat import HeatEquation
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations, SpacedInputs
+from compss_train import (
+    BufferSpec,
+    DistributedTrainer,
+    InputSampler,
+    Merge,
+    Simulations,
+    SpacedInputs,
+)
 
 Floats = NDArray[np.float64]
 METHODS = ("uniform", "sobol", "spaced")
-STEPS, PARAMETERS, WIDTH, BATCH, FIRST = 20, 5, 64, 32, 10
-"""Samples of a simulation, its parameters, the network's width, and simulations before the first batch."""
-EVERY, SOME = range(1, STEPS + 1), (6, 13, 20)
-"""The steps that a simulation yields, and those at which the chosen inputs are far from each other."""
+STEPS = 20
+PARAMETERS = 5
+WIDTH = 64
+BATCH = 32
+FIRST = 10
+"""Samples of a simulation, its parameters, the network's width, and simulations before the first
+batch.
+"""
+EVERY = range(1, STEPS + 1)
+SOME = (6, 13, 20)
+"""The steps that a simulation yields, and those at which the chosen inputs are far from each
+other.
+"""
 
 
 class Problem(Protocol):
@@ -50,10 +68,15 @@ class Problem(Protocol):
 
 
 class HotSpot:
-    """The heat equation: centre (x, y) and width of a hot spot, diffusivity, temperature of the walls."""
+    """The heat equation: centre (x, y) and width of a hot spot, diffusivity, temperature of the
+    walls.
+    """
 
     bounds = ((0.15, 0.85), (0.15, 0.85), (0.05, 0.3), (0.1, 1.0), (0.0, 1.0))
-    simulations, batches, grid, duration = 100, 60, 12, 0.1
+    simulations = 100
+    batches = 60
+    grid = 12
+    duration = 0.1
     points = grid * grid
 
     def fields(self, parameters: Floats) -> Iterator[Floats]:
@@ -68,23 +91,33 @@ class HotSpot:
 
 
 class KuramotoSivashinsky:
-    """u_t = -u u_x - u_xx - v u_xxxx, periodic: length, v, amplitudes of the first two waves, phase of the second.
+    """u_t = -u u_x - u_xx - v u_xxxx, periodic: length, v, amplitudes of the first two waves, phase
+    of the second.
 
-    Fourth-order exponential time differencing (Kassam and Trefethen, SIAM J. Sci. Comput. 26, 2005).
+    Fourth-order exponential time differencing (Kassam and Trefethen, SIAM J. Sci. Comput. 26,
+    2005).
     """
 
     bounds = ((10.0, 30.0), (0.8, 2.0), (0.1, 2.0), (0.0, 2.0), (0.0, 1.0))
-    simulations, batches, duration, substeps, grid = 200, 40, 8.0, 10, 64
+    simulations = 200
+    batches = 40
+    duration = 8.0
+    substeps = 10
+    grid = 64
     points = grid // 2
 
     def fields(self, parameters: Floats) -> Iterator[Floats]:
         """Solve on ``grid`` points, and yield every second one, halved."""
         length, viscosity, first, second, phase = parameters
-        place, numbers = np.arange(self.grid) / self.grid, np.arange(self.grid // 2 + 1)
+        place = np.arange(self.grid) / self.grid
+        numbers = np.arange(self.grid // 2 + 1)
         wave = first * np.sin(2 * np.pi * place) + second * np.sin(2 * np.pi * (2 * place + phase))
-        u, k = np.fft.rfft(wave), 2 * np.pi * numbers / length
-        linear, step = k**2 - viscosity * k**4, self.duration / STEPS / self.substeps
-        whole, half = np.exp(step * linear), np.exp(step * linear / 2)
+        u = np.fft.rfft(wave)
+        k = 2 * np.pi * numbers / length
+        linear = k**2 - viscosity * k**4
+        step = self.duration / STEPS / self.substeps
+        whole = np.exp(step * linear)
+        half = np.exp(step * linear / 2)
         circle = np.exp(1j * np.pi * (np.arange(1, 17) - 0.5) / 16)  # around each value
         z = step * linear[:, None] + circle
         ez = np.exp(z)
@@ -111,7 +144,9 @@ class KuramotoSivashinsky:
 PROBLEMS: dict[str, Problem] = {"heat": HotSpot(), "ks": KuramotoSivashinsky()}
 
 
-def network_inputs(problem: Problem, steps: Sequence[int], parameters: Floats) -> NDArray[np.float32]:
+def network_inputs(
+    problem: Problem, steps: Sequence[int], parameters: Floats
+) -> NDArray[np.float32]:
     """Return the network's inputs after some steps: the parameters and the time, from -1 to 1."""
     low, high = np.transpose(problem.bounds)
     x = np.empty((len(steps), PARAMETERS + 1), np.float32)
@@ -120,17 +155,23 @@ def network_inputs(problem: Problem, steps: Sequence[int], parameters: Floats) -
     return x
 
 
-def samples(problem: Problem, parameters: Floats) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+def samples(
+    problem: Problem, parameters: Floats
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield x, an input of the network, and y, the field."""
-    for x, field in zip(network_inputs(problem, EVERY, parameters), problem.fields(parameters), strict=True):
+    for x, field in zip(
+        network_inputs(problem, EVERY, parameters), problem.fields(parameters), strict=True
+    ):
         yield x, field.astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Lets a simulation take a number of batches: a file counts batches trained, simulations begun and ended.
+    """Lets a simulation take a number of batches: a file counts batches trained, simulations begun
+    and ended.
 
-    Simulations wait for batches, and batches for simulations, so that slow processes change nothing.
+    Simulations wait for batches, and batches for simulations, so that slow processes change
+    nothing.
     """
 
     path: Path
@@ -146,7 +187,9 @@ class Clock:
         return (number - FIRST) * self.batches / (self.simulations - FIRST)
 
     def step(self, net: nn.Module, batch: Any, context: Any) -> dict[str, Any]:
-        """Train on a batch, and count it; wait first for a simulation that is due and late by more than another."""
+        """Train on a batch, and count it; wait first for a simulation that is due and late by more
+        than another.
+        """
         x, y = batch
         output = net(x)
         numbers = self._numbers
@@ -156,7 +199,9 @@ class Clock:
         return {"loss": context.loss(output, y), "output": output}
 
     def simulate(self, problem: Problem, parameters: Floats) -> Iterator[Any]:
-        """Wait for the batches that are to be trained before this simulation ends, and yield its samples."""
+        """Wait for the batches that are to be trained before this simulation ends, and yield its
+        samples.
+        """
         numbers = self._numbers
         number = int(numbers[1])
         numbers[1] += 1
@@ -166,7 +211,9 @@ class Clock:
         numbers[2] += 1
 
 
-def inputs(method: str, problem: Problem, number: int, seed: int) -> Iterable[Floats] | InputSampler:
+def inputs(
+    method: str, problem: Problem, number: int, seed: int
+) -> Iterable[Floats] | InputSampler:
     """Return the inputs of a method."""
     low, high = np.transpose(problem.bounds)
     if method == "sobol":
@@ -176,7 +223,9 @@ def inputs(method: str, problem: Problem, number: int, seed: int) -> Iterable[Fl
         return list(qmc.scale(points[:number], low, high))
     if method == "uniform":
         return list(np.random.default_rng(seed).uniform(low, high, (number, PARAMETERS)))
-    return SpacedInputs(problem.bounds, number, functools.partial(network_inputs, problem, SOME), seed=seed)
+    return SpacedInputs(
+        problem.bounds, number, functools.partial(network_inputs, problem, SOME), seed=seed
+    )
 
 
 def network(problem: Problem, seed: int) -> nn.Module:
@@ -199,17 +248,20 @@ def held_out(name: str, number: int = 1000) -> tuple[torch.Tensor, torch.Tensor]
 def study(
     name: str, method: str, seed: int, engine: Any = "local", simulations: int = 0
 ) -> tuple[Floats, float, Any]:
-    """Train; return the root mean square error of each held-out simulation, the seconds, and the trainer's history.
+    """Train; return the root mean square error of each held-out simulation, the seconds, and the
+    trainer's history.
 
     With another number of ``simulations`` as many batches are trained.
     """
     problem = PROBLEMS[name]
-    number, batches = simulations or problem.simulations, problem.simulations * problem.batches
+    number = simulations or problem.simulations
+    batches = problem.simulations * problem.batches
     with (
         tempfile.TemporaryDirectory() as folder,
         DistributedTrainer(1, engine=engine, seed=seed, threads=1) as trainer,
     ):
-        path, capacity = Path(folder) / "clock", 12 * problem.simulations
+        path = Path(folder) / "clock"
+        capacity = 12 * problem.simulations
         np.zeros(3, np.int64).tofile(path)
         clock = Clock(path, number, batches - 20)  # the rest when the buffer empties
         options = {"optimizer": "adam", "lr": 0.001}
@@ -225,7 +277,8 @@ def study(
             progress=False,
         )
         seconds = time.perf_counter() - began
-        net, history = trainer.model().cpu().eval(), list(trainer.history)
+        net = trainer.model().cpu().eval()
+        history = list(trainer.history)
     x, y = held_out(name)
     with torch.no_grad():
         squares = (net(x) - y).square().mean(1)

@@ -1,4 +1,6 @@
-"""The plot of ``buffers_demo``: what each buffer's batches contain, and what a network learns from them."""
+"""The plot of ``buffers_demo``: what each buffer's batches contain, and what a network learns from
+them.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Run:
 def check_matplotlib() -> None:
     """Raise ``ModuleNotFoundError`` where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError("matplotlib draws the plot and is not installed; `pip install matplotlib`")
+        raise ModuleNotFoundError(
+            "matplotlib draws the plot and is not installed; `pip install matplotlib`"
+        )
 
 
 def save(runs: Sequence[Run], path: Path) -> Path:
@@ -91,7 +95,8 @@ def save(runs: Sequence[Run], path: Path) -> Path:
     axes[names[0]].set_ylabel("share of the batch (%)")
     _draw_accuracies(axes["accuracy"], runs)
     classes = [f"class {number}" for number in range(runs[0].classes)]
-    axes[names[-1]].legend(areas[::-1], classes[::-1], **_BESIDE)  # in the order in which the areas lie
+    # In the order in which the areas lie.
+    axes[names[-1]].legend(areas[::-1], classes[::-1], **_BESIDE)
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
     return path
@@ -102,7 +107,8 @@ def _draw_shares(axis: Any, run: Run) -> list[Any]:
     from matplotlib import colormaps
 
     shares, ends = _windows(np.array(run.batches))
-    colors = colormaps["viridis"](np.linspace(0, 1, run.classes))  # from the first class that comes to the last
+    # From the first class that comes to the last.
+    colors = colormaps["viridis"](np.linspace(0, 1, run.classes))
     areas: list[Any] = axis.stackplot(ends, 100 * shares.T, colors=colors, step="post", linewidth=0)
     axis.set(xlim=(0, len(run.batches)), ylim=(0, 100), xlabel="batches")
     axis.locator_params(axis="x", nbins=4)
@@ -111,13 +117,20 @@ def _draw_shares(axis: Any, run: Run) -> list[Any]:
 
 
 def _windows(shares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return means over windows of batches, and where the windows begin; the last end closes the last step."""
+    """Return means over windows of batches, and where the windows begin; the last end closes the
+    last step.
+    """
     edges = np.unique(np.linspace(0, len(shares), min(WINDOWS, len(shares)) + 1).astype(np.int64))
     means = np.add.reduceat(shares, edges[:-1]) / np.diff(edges)[:, None]
     return np.concatenate([means, means[-1:]]), edges
 
 
-_BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1.03), "frameon": False, "alignment": "left"}
+_BESIDE: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (1, 1.03),
+    "frameon": False,
+    "alignment": "left",
+}
 """Where legends are: to the right of their panel."""
 _TITLES = {
     "FIFO": "FIFO gives the classes\nas they arrive",
@@ -129,19 +142,25 @@ _TITLES = {
 
 
 def _draw_accuracies(axis: Any, runs: Sequence[Run]) -> None:
-    """Draw the test accuracy over the stream; a dot is where the buffer was drained after its end."""
+    """Draw the test accuracy over the stream; a dot is where the buffer was drained after its
+    end.
+    """
     _draw_ceiling(axis, runs[0])
     for run in runs:
         _draw_curve(axis, run)
     axis.set(xlim=(0, 1.02 * runs[0].samples / 1000), ylim=(0, 100))
     axis.set(xlabel="samples received (thousands)", ylabel="test accuracy (%)")
-    axis.set_title(_conclusion({run.name: run.final_accuracy for run in runs}), fontsize=10.5, loc="left")
+    axis.set_title(
+        _conclusion({run.name: run.final_accuracy for run in runs}), fontsize=10.5, loc="left"
+    )
     axis.legend(title="dots: once the buffer is drained", **_BESIDE)
 
 
 def _draw_curve(axis: Any, run: Run) -> None:
-    received, accuracies = np.array(run.received) / 1000, 100 * np.array(run.accuracies)
-    color, style = COLORS[run.name], "--" if run.name in (SHUFFLED, "BatchReservoir") else "-"
+    received = np.array(run.received) / 1000
+    accuracies = 100 * np.array(run.accuracies)
+    color = COLORS[run.name]
+    style = "--" if run.name in (SHUFFLED, "BatchReservoir") else "-"
     axis.plot(received, accuracies, style, color=color, label=f"{run.name}: {accuracies[-1]:.1f}%")
     axis.plot(received[-1:], accuracies[-1:], "o", color=color)
 
@@ -159,4 +178,7 @@ def _draw_ceiling(axis: Any, run: Run) -> None:
 
 
 def _conclusion(accuracies: dict[str, float]) -> str:
-    return f"Reservoir leads to {accuracies['Reservoir']:.0%} accuracy, FIFO to {accuracies['FIFO']:.0%}"
+    return (
+        f"Reservoir leads to {accuracies['Reservoir']:.0%} accuracy, FIFO to "
+        f"{accuracies['FIFO']:.0%}"
+    )

@@ -1,13 +1,16 @@
-"""Show what buffers make of a stream that arrives class by class, and what a network learns through each of them.
+"""Show what buffers make of a stream that arrives class by class, and what a network learns through
+each of them.
 
-The stream has all images of class 0, then all of class 1, and so on, each image once. A thread puts it into a
-buffer in small chunks while the main thread gets batches and trains on them. FIFO gives the classes one after the
-other, so that the network forgets each for the next; FIRO and the reservoirs mix what they hold.
+The stream has all images of class 0, then all of class 1, and so on, each image once. A thread puts
+it into a buffer in small chunks while the main thread gets batches and trains on them. FIFO gives
+the classes one after the other, so that the network forgets each for the next; FIRO and the
+reservoirs mix what they hold.
 
-The pace is an option: ``--batches-per-chunk`` batches can be trained on while a chunk arrives. FIFO and FIRO give
-each sample once, so that the training waits for the stream where it could take more batches than a chunk fills; the
-reservoirs fill that time with samples that were got before. How often they repeat them is thus a matter of the pace
-alone, not of the machine's speed, and a seed fixes the whole run.
+The pace is an option: ``--batches-per-chunk`` batches can be trained on while a chunk arrives. FIFO
+and FIRO give each sample once, so that the training waits for the stream where it could take more
+batches than a chunk fills; the reservoirs fill that time with samples that were got before. How
+often they repeat them is thus a matter of the pace alone, not of the machine's speed, and a seed
+fixes the whole run.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class Defaults:
     lr: float
 
 
-FASHION_MNIST_DEFAULTS, DIGITS_DEFAULTS = Defaults(64, 0.01), Defaults(8, 0.05)
+FASHION_MNIST_DEFAULTS = Defaults(64, 0.01)
+DIGITS_DEFAULTS = Defaults(8, 0.05)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -59,7 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _add_data(parser)
     _add_buffers(parser)
-    large, small = FASHION_MNIST_DEFAULTS, DIGITS_DEFAULTS
+    large = FASHION_MNIST_DEFAULTS
+    small = DIGITS_DEFAULTS
     _add(
         parser,
         "--batch-size",
@@ -72,7 +77,13 @@ def make_parser() -> argparse.ArgumentParser:
         float,
         f"learning rate of SGD with momentum 0.9 (default: {large.lr}, {small.lr} for digits)",
     )
-    _add(parser, "--seed", int, "fixes the initial weights, the stream and all draws (default: %(default)s)", 0)
+    _add(
+        parser,
+        "--seed",
+        int,
+        ("fixes the initial weights, the stream and all draws (default: %(default)s)"),
+        0,
+    )
     return parser
 
 
@@ -81,20 +92,30 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         parser,
         "--data",
         str,
-        "folder with Fashion-MNIST's four idx files, gzipped, or the word digits for scikit-learn's digits "
-        f"(default: {datasets.FASHION_MNIST_FOLDER} if there, else digits)",
+        "folder with Fashion-MNIST's four idx files, gzipped, or the word digits for "
+        f"scikit-learn's digits (default: {datasets.FASHION_MNIST_FOLDER} if there, else digits)",
     )
     folder = "folder for buffers.png, which is replaced if there (default: %(default)s)"
-    parser.add_argument("--output", type=Path, default=Path("runs/buffers_demo"), metavar="FOLDER", help=folder)
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/buffers_demo"), metavar="FOLDER", help=folder
+    )
 
 
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "--buffer-size", int, "most samples that a buffer holds (default: a fifth of the stream)")
+    _add(
+        parser,
+        "--buffer-size",
+        int,
+        ("most samples that a buffer holds (default: a fifth of the stream)"),
+    )
     _add(
         parser,
         "--threshold",
         int,
-        "FIRO and the reservoirs give samples while they hold at least this many (default: 3/4 of the buffer)",
+        (
+            "FIRO and the reservoirs give samples while they hold at least this many (default: 3/4 "
+            "of the buffer)"
+        ),
     )
     _add(parser, "--chunk", int, "samples that arrive at a time (default: as many as a batch has)")
     pace = "batches that can be trained on while a chunk arrives (default: %(default)s)"
@@ -102,7 +123,11 @@ def _add_buffers(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(
-    parser: argparse.ArgumentParser, option: str, kind: Callable[[str], Any], text: str, default: Any = None
+    parser: argparse.ArgumentParser,
+    option: str,
+    kind: Callable[[str], Any],
+    text: str,
+    default: Any = None,
 ) -> None:
     parser.add_argument(option, type=kind, default=default, help=text)
 
@@ -110,7 +135,8 @@ def _add(
 def main() -> int:
     """Run the app and return its exit code.
 
-    0 after a complete run, 1 where data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
+    0 after a complete run, 1 where data, files or training fail, 2 for wrong options, 130 after
+    Ctrl-C.
     """
     parser = make_parser()
     options = parser.parse_args()
@@ -131,7 +157,9 @@ def main() -> int:
 
 
 def prepare(options: argparse.Namespace, parser: argparse.ArgumentParser) -> common.Problem:
-    """Return data and a network for them; check the options, and fill in those that were not given."""
+    """Return data and a network for them; check the options, and fill in those that were not
+    given.
+    """
     try:
         torch.manual_seed(check_seed(options.seed))
         problem, defaults = load(options.data)
@@ -144,12 +172,17 @@ def prepare(options: argparse.Namespace, parser: argparse.ArgumentParser) -> com
 def load(data: str | None) -> tuple[common.Problem, Defaults]:
     """Return Fashion-MNIST where it is named or there, else the digits."""
     if data is None and not datasets.FASHION_MNIST_FOLDER.is_dir():
-        print(f"no Fashion-MNIST in {datasets.FASHION_MNIST_FOLDER}: the stream is of scikit-learn's digits")
+        print(
+            f"no Fashion-MNIST in {datasets.FASHION_MNIST_FOLDER}: the stream is of "
+            "scikit-learn's digits"
+        )
         data = DIGITS
     if data == DIGITS:
         return common.Problem(models.digits_mlp(), datasets.digits()), DIGITS_DEFAULTS
     images = datasets.fashion_mnist(Path(data or datasets.FASHION_MNIST_FOLDER))
-    return common.Problem(models.image_mlp(), images, models.normalize_images), FASHION_MNIST_DEFAULTS
+    return common.Problem(
+        models.image_mlp(), images, models.normalize_images
+    ), FASHION_MNIST_DEFAULTS
 
 
 def fill_in(options: argparse.Namespace, defaults: Defaults, samples: int) -> None:
@@ -183,7 +216,9 @@ def _option(name: str) -> str:
 
 def buffers(options: argparse.Namespace) -> dict[str, Callable[[], Buffer]]:
     """Return what makes each buffer, by its name."""
-    size, threshold, seed = options.buffer_size, options.threshold, options.seed
+    size = options.buffer_size
+    threshold = options.threshold
+    seed = options.seed
     return {
         "FIFO": lambda: FIFO(size, seed=seed),
         "FIRO": lambda: FIRO(size, threshold, seed=seed),
@@ -193,22 +228,35 @@ def buffers(options: argparse.Namespace) -> dict[str, Callable[[], Buffer]]:
 
 
 def train_all(problem: common.Problem, options: argparse.Namespace) -> list[Run]:
-    """Train on the sorted stream through each buffer, and for reference on the same samples shuffled."""
-    x, y = problem.dataset.train_x, problem.dataset.train_y
+    """Train on the sorted stream through each buffer, and for reference on the same samples
+    shuffled.
+    """
+    x = problem.dataset.train_x
+    y = problem.dataset.train_y
     order = np.random.default_rng(options.seed).permutation(len(y))
     shuffled = _samples(x[order], y[order])
     by_class = order[np.argsort(y[order], kind="stable")]
     stream = _samples(x[by_class], y[by_class])
-    print(f"{len(y):,} samples, class by class, through buffers of {options.buffer_size:,}", flush=True)
-    runs = [train(name, make(), stream, problem, options) for name, make in buffers(options).items()]
-    return [*runs, train(buffer_plots.SHUFFLED, FIFO(options.buffer_size), shuffled, problem, options)]
+    print(
+        f"{len(y):,} samples, class by class, through buffers of {options.buffer_size:,}",
+        flush=True,
+    )
+    runs = [
+        train(name, make(), stream, problem, options) for name, make in buffers(options).items()
+    ]
+    return [
+        *runs,
+        train(buffer_plots.SHUFFLED, FIFO(options.buffer_size), shuffled, problem, options),
+    ]
 
 
 def _samples(x: datasets.Array, y: datasets.Array) -> Samples:
     return torch.tensor(x), torch.tensor(y, dtype=torch.int64)
 
 
-def train(name: str, buffer: Buffer, stream: Samples, problem: common.Problem, options: argparse.Namespace) -> Run:
+def train(
+    name: str, buffer: Buffer, stream: Samples, problem: common.Problem, options: argparse.Namespace
+) -> Run:
     """Train a copy of the network on the stream, once, through the buffer."""
     learner = Learner(problem, options.lr)
     run = Run(name, len(stream[0]), learner.classes)
@@ -217,7 +265,10 @@ def train(name: str, buffer: Buffer, stream: Samples, problem: common.Problem, o
         for x, y in producer.batches(options.batch_size, options.batches_per_chunk):
             learner.train(x, y)
             run.add_batch(y.numpy())
-            if buffer.samples_put // interval > run.last_measured // interval and not buffer.reception_over:
+            if (
+                buffer.samples_put // interval > run.last_measured // interval
+                and not buffer.reception_over
+            ):
                 run.add_accuracy(buffer.samples_put, learner.accuracy())
     run.add_accuracy(buffer.samples_put, learner.accuracy())
     run.repetitions = buffer.repetitions()
@@ -257,11 +308,14 @@ class Learner:
 
 def print_table(runs: list[Run]) -> None:
     """Print what each run came to."""
-    print(f"{'buffer':16}  {'test accuracy':>13}  {'batches':>7}  {'mean repetitions':>16}  {'never got':>9}")
+    print(
+        f"{'buffer':16}  {'test accuracy':>13}  {'batches':>7}  {'mean repetitions':>16}  "
+        f"{'never got':>9}"
+    )
     for run in runs:
         print(
-            f"{run.name:16}  {run.final_accuracy:13.1%}  {len(run.batches):7,}  {run.mean_repetitions:16.2f}  "
-            f"{run.unseen_share:9.1%}"
+            f"{run.name:16}  {run.final_accuracy:13.1%}  {len(run.batches):7,}  "
+            f"{run.mean_repetitions:16.2f}  {run.unseen_share:9.1%}"
         )
 
 

@@ -1,4 +1,6 @@
-"""What the apps share: options, a run from data to saved parameters, what is printed, and how errors end."""
+"""What the apps share: options, a run from data to saved parameters, what is printed, and how
+errors end.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,18 @@ def make_parser(app: str, description: str, **defaults: Any) -> argparse.Argumen
         type=Path,
         default=Path("runs") / app,
         metavar="FOLDER",
-        help="folder for history.jsonl and parameters.safetensors, replaced if there (default: %(default)s)",
+        help=(
+            "folder for history.jsonl and parameters.safetensors, replaced if there (default: "
+            "%(default)s)"
+        ),
     )
     parser.set_defaults(**defaults)
     return parser
 
 
-def add_option(parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str) -> None:
+def add_option(
+    parser: argparse.ArgumentParser, option: str, kind: Any, default: Any, text: str
+) -> None:
     """Add an option whose help tells its default."""
     parser.add_argument(option, type=kind, default=default, help=f"{text} (default: %(default)s)")
 
@@ -74,7 +81,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     _add(group, "--epochs", "how often every sample is trained on", type=int, default=5)
     sizes = group.add_mutually_exclusive_group()
     _add(sizes, "--batch-size", "most samples in a batch", type=int, default=100)
-    sizes.add_argument("--batches", type=int, help="batches that each block is cut into, instead of --batch-size")
+    sizes.add_argument(
+        "--batches", type=int, help=("batches that each block is cut into, instead of --batch-size")
+    )
     _add(group, "--lr", "learning rate of SGD with momentum 0.9", type=float, default=0.05)
     shuffles = ("blocks", "total", "none")
     _add(
@@ -85,29 +94,56 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         default=shuffles[0],
     )
     _add(group, "--seed", "fixes the initial weights and the order of samples", type=int, default=0)
-    _add(group, "--precision", "arithmetic of the forward pass", choices=("fp32", "bf16"), default="fp32")
+    _add(
+        group,
+        "--precision",
+        "arithmetic of the forward pass",
+        choices=("fp32", "bf16"),
+        default="fp32",
+    )
     layouts = ("contiguous", "channels_last")
-    _add(group, "--memory-format", "layout of images in memory", choices=layouts, default=layouts[0])
-    group.add_argument("--validate", action="store_true", help="evaluate on the test data after every round too")
+    _add(
+        group, "--memory-format", "layout of images in memory", choices=layouts, default=layouts[0]
+    )
+    group.add_argument(
+        "--validate", action="store_true", help=("evaluate on the test data after every round too")
+    )
 
 
 def _add_merging(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workers and merging")
     _add(group, "--workers", "model copies that are trained and merged", type=int, default=2)
     group.add_argument(
-        "--blocks", type=int, help=f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)"
+        "--blocks",
+        type=int,
+        help=(f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)"),
     )
     names = ("synchronous", "commutative", "parameter_server")
     _add(
         group,
         "--merge",
-        "average all workers at once, add each when it is ready, or have each add itself at a server",
+        (
+            "average all workers at once, add each when it is ready, or have each add itself at a "
+            "server"
+        ),
         choices=names,
         default=names[0],
     )
-    _add(group, "--merge-every", "merge every so many units, 0 for once at the end", type=int, default=1)
+    _add(
+        group,
+        "--merge-every",
+        "merge every so many units, 0 for once at the end",
+        type=int,
+        default=1,
+    )
     units = ("epochs", "blocks", "batches")
-    _add(group, "--merge-unit", "whole epochs, or blocks or batches a worker", choices=units, default=units[0])
+    _add(
+        group,
+        "--merge-unit",
+        "whole epochs, or blocks or batches a worker",
+        choices=units,
+        default=units[0],
+    )
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -115,11 +151,24 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     _add(
         group,
         "--engine",
-        "where tasks run: local worker processes, compss, serial in this process for debugging, or auto",
+        (
+            "where tasks run: local worker processes, compss, serial in this process for "
+            "debugging, or auto"
+        ),
         default="auto",
     )
-    group.add_argument("--threads", type=int, help="threads of each worker (default: the cores shared among them)")
-    _add(group, "--num-gpu", "GPUs that the workers are spread over, 0 for the CPU", type=int, default=0)
+    group.add_argument(
+        "--threads",
+        type=int,
+        help=("threads of each worker (default: the cores shared among them)"),
+    )
+    _add(
+        group,
+        "--num-gpu",
+        "GPUs that the workers are spread over, 0 for the CPU",
+        type=int,
+        default=0,
+    )
 
 
 def _add(group: argparse._ActionsContainer, option: str, text: str, **arguments: Any) -> None:
@@ -133,8 +182,8 @@ def run_app(
 ) -> int:
     """Parse the command line, train what ``prepare`` makes of it, and return the exit code.
 
-    ``train`` does so in another way than cutting the samples into blocks. The code is 0 after a complete run, 1
-    where data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
+    ``train`` does so in another way than cutting the samples into blocks. The code is 0 after a
+    complete run, 1 where data, files or training fail, 2 for wrong options, 130 after Ctrl-C.
     """
     arguments = parser.parse_args()
     warnings.formatwarning = _one_line
@@ -147,7 +196,9 @@ def run_app(
 
 
 def exit_code(parser: argparse.ArgumentParser, run: Callable[[], None]) -> int:
-    """Run an app whose options were parsed; return its exit code, after one line about what has ended it early."""
+    """Run an app whose options were parsed; return its exit code, after one line about what has
+    ended it early.
+    """
     try:
         run()
     except KeyboardInterrupt:
@@ -157,7 +208,8 @@ def exit_code(parser: argparse.ArgumentParser, run: Callable[[], None]) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 1
     except ValueError as error:
-        if error.__cause__ is not None:  # from inside a task: no option's fault, so that its traceback matters
+        # From inside a task: no option's fault, so that its traceback matters.
+        if error.__cause__ is not None:
             raise
         parser.error(str(error))
     return 0
@@ -171,13 +223,17 @@ def train_on_blocks(problem: Problem, arguments: argparse.Namespace) -> None:
     """Train, print what was reached and how fast, and write the history and the parameters."""
     data = problem.dataset
     grid = (_number_of_blocks(len(data.train_x), arguments), 1)
-    x, y = BlockedTensor.from_array(data.train_x, grid), BlockedTensor.from_array(data.train_y, grid)
+    x = BlockedTensor.from_array(data.train_x, grid)
+    y = BlockedTensor.from_array(data.train_y, grid)
     with DistributedTrainer(
         arguments.workers, engine=arguments.engine, seed=arguments.seed, threads=arguments.threads
     ) as trainer:
         _build(trainer, problem, arguments)
         print(
-            f"{len(data.train_x):,} samples to train on in {grid[0]} blocks, {len(data.test_x):,} to test",
+            (
+                f"{len(data.train_x):,} samples to train on in {grid[0]} blocks, "
+                f"{len(data.test_x):,} to test"
+            ),
             flush=True,
         )
         _fit(trainer, x, y, problem.dataset, arguments)
@@ -231,11 +287,15 @@ def _fit(
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of the option ``--output``; raise ``OSError`` saying so where that cannot be."""
+    """Make the folder of the option ``--output``; raise ``OSError`` saying so where that cannot
+    be.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"cannot make the folder {folder} ({error.strerror}); give another with --output") from error
+        raise OSError(
+            f"cannot make the folder {folder} ({error.strerror}); give another with --output"
+        ) from error
 
 
 def _parameters_file(output: Path) -> Path:
@@ -252,7 +312,9 @@ def _callbacks(output: Path) -> list[Callback]:
 
 
 class FreshStart(Callback):
-    """Removes an earlier run's files when a fit begins, which is after its options were found to be right."""
+    """Removes an earlier run's files when a fit begins, which is after its options were found to be
+    right.
+    """
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -289,16 +351,23 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _write_row(cells: dict[str, str]) -> None:
-    row = "  ".join(cell.rjust(max(len(name), 8 if name == "loss" else 0)) for name, cell in cells.items())
+    row = "  ".join(
+        cell.rjust(max(len(name), 8 if name == "loss" else 0)) for name, cell in cells.items()
+    )
     tqdm.write(row)
     sys.stdout.flush()
 
 
-def _report(trainer: DistributedTrainer, test: dict[str, float], arguments: argparse.Namespace) -> None:
+def _report(
+    trainer: DistributedTrainer, test: dict[str, float], arguments: argparse.Namespace
+) -> None:
     print(f"test loss {test['loss']:.4f}, test accuracy {100 * test['accuracy']:.2f}%")
     crew = f"{_count(trainer.num_workers, 'worker')}, {_count(trainer.threads, 'thread')} each"
     print(f"{_speed(trainer.history)}; {crew}")
-    print(f"history in {_history_file(arguments.output)}, parameters in {_parameters_file(arguments.output)}")
+    print(
+        f"history in {_history_file(arguments.output)}, parameters in "
+        f"{_parameters_file(arguments.output)}"
+    )
 
 
 def _count(number: int, name: str) -> str:
@@ -310,5 +379,6 @@ def _speed(history: list[dict[str, Any]]) -> str:
     seconds = sum(record["seconds"] for record in history)
     best = max(record["samples_per_second"] for record in history)
     return (
-        f"{samples / seconds:,.0f} samples/s over all {seconds:.1f} s with the start, {best:,.0f} in the best round"
+        f"{samples / seconds:,.0f} samples/s over all {seconds:.1f} s with the start, "
+        f"{best:,.0f} in the best round"
     )

@@ -49,28 +49,37 @@ def _images_and_labels(folder: Path, part: str) -> tuple[Array, Array]:
     images = read_idx(folder / f"{part}-images-idx3-ubyte.gz", dimensions=3)
     labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz", dimensions=1)
     if images.shape[1:] != (28, 28):
-        raise DataError(f"{folder}: the {part} images are {images.shape[1:]} pixels, expected (28, 28)")
+        raise DataError(
+            f"{folder}: the {part} images are {images.shape[1:]} pixels, expected (28, 28)"
+        )
     if len(images) != len(labels):
-        raise DataError(f"{folder}: {len(images)} {part} images, but {len(labels)} labels; {_how_to_get_it()}")
+        raise DataError(
+            f"{folder}: {len(images)} {part} images, but {len(labels)} labels; {_how_to_get_it()}"
+        )
     if len(labels) == 0 or labels.max() > 9:
-        raise DataError(f"{folder}: the {part} labels must be some, each from 0 to 9; {_how_to_get_it()}")
+        raise DataError(
+            f"{folder}: the {part} labels must be some, each from 0 to 9; {_how_to_get_it()}"
+        )
     return images, labels
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """Read a gzipped idx file of bytes: a magic number, the sizes of its dimensions, then the elements.
+    """Read a gzipped idx file of bytes: a magic number, the sizes of its dimensions, then the
+    elements.
 
     Raises ``DataError`` for a file that is missing, truncated or of another format.
     """
     content = _unzip(path)
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes([0, 0, _UNSIGNED_BYTES, dimensions]):
-        raise DataError(f"{path} is not an idx file of bytes in {dimensions} dimensions; {_how_to_get_it()}")
+        raise DataError(
+            f"{path} is not an idx file of bytes in {dimensions} dimensions; {_how_to_get_it()}"
+        )
     shape = tuple(np.frombuffer(content, ">u4", dimensions, offset=4).tolist())
     if len(content) != header + math.prod(shape):
         raise DataError(
-            f"{path} has {len(content) - header} bytes of data, its header announces {math.prod(shape)}; "
-            f"{_how_to_get_it()}"
+            f"{path} has {len(content) - header} bytes of data, its header announces "
+            f"{math.prod(shape)}; {_how_to_get_it()}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
@@ -86,7 +95,9 @@ def _unzip(path: Path) -> bytes:
 
 
 def _how_to_get_it() -> str:
-    return "get Fashion-MNIST with `apt install dataset-fashion-mnist`, or give its folder with --data"
+    return (
+        "get Fashion-MNIST with `apt install dataset-fashion-mnist`, or give its folder with --data"
+    )
 
 
 def digits(test_share: float = 0.2, seed: int = 0) -> Dataset:
@@ -97,7 +108,9 @@ def digits(test_share: float = 0.2, seed: int = 0) -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("scikit-learn has the digits and is not installed; `pip install scikit-learn`") from error
+        raise DataError(
+            "scikit-learn has the digits and is not installed; `pip install scikit-learn`"
+        ) from error
     samples, classes = load_digits(return_X_y=True)
     samples = (samples / 16).astype(np.float32)
     order = np.random.default_rng(seed).permutation(len(samples))

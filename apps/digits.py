@@ -1,4 +1,6 @@
-"""Train a small MLP on scikit-learn's digits with many workers and print what it reached and how fast."""
+"""Train a small MLP on scikit-learn's digits with many workers and print what it reached and how
+fast.
+"""
 
 from __future__ import annotations
 

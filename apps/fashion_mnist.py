@@ -19,7 +19,9 @@ def prepare(arguments: argparse.Namespace) -> common.Problem:
 
 def main() -> int:
     """Run the app and return its exit code."""
-    parser = common.make_parser("fashion_mnist", "Train on Fashion-MNIST: 60,000 images of clothes in 10 classes.")
+    parser = common.make_parser(
+        "fashion_mnist", ("Train on Fashion-MNIST: 60,000 images of clothes in 10 classes.")
+    )
     parser.add_argument(
         "--model",
         choices=("mlp", "cnn"),

@@ -1,4 +1,5 @@
-"""A GAN on the handwritten digits of scikit-learn: two modules, an optimizer each, one training step.
+"""A GAN on the handwritten digits of scikit-learn: two modules, an optimizer each, one training
+step.
 
 python apps/gan.py --epochs 40
 """
@@ -19,7 +20,9 @@ SHADES = " .:-=+*#%@"
 
 def networks() -> dict[str, nn.Module]:
     return {
-        "generator": nn.Sequential(nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, 64), nn.Sigmoid()),
+        "generator": nn.Sequential(
+            nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, 64), nn.Sigmoid()
+        ),
         "discriminator": nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)),
     }
 
@@ -27,9 +30,12 @@ def networks() -> dict[str, nn.Module]:
 def adversarial_step(
     model: nn.ModuleDict, batch: tuple[torch.Tensor], step: StepContext
 ) -> dict[str, torch.Tensor]:
-    """The discriminator learns to tell real from made digits, and then the generator to deceive it."""
+    """The discriminator learns to tell real from made digits, and then the generator to deceive
+    it.
+    """
     (real,) = batch
-    made, judge = model["generator"](torch.randn(len(real), LATENT)), model["discriminator"]
+    made = model["generator"](torch.randn(len(real), LATENT))
+    judge = model["discriminator"]
     loss = softplus(-judge(real)).mean() + softplus(judge(made.detach())).mean()
     step.update("discriminator", loss)
     generator_loss = softplus(-judge(made)).mean()
@@ -60,7 +66,10 @@ def main() -> None:
         with torch.no_grad():
             made = trainer.model()["generator"](torch.randn(8, LATENT)).numpy()
     print(picture(made))
-    print(f"discriminator {last['loss']:.3f}, generator {last['generator_loss']:.3f}, spread {last['spread']:.3f}")
+    print(
+        f"discriminator {last['loss']:.3f}, generator {last['generator_loss']:.3f}, spread "
+        f"{last['spread']:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The heat equation on a square: a solver, simulations with random temperatures, and samples for training.
+"""The heat equation on a square: a solver, simulations with random temperatures, and samples for
+training.
 
-``∂u/∂t = Δu`` on the unit square. Each of the four walls has a constant temperature, and the interior starts at a
-fifth one. This is the example of Melissa (arXiv 2309.16743), with its temperatures and its time step.
+``∂u/∂t = Δu`` on the unit square. Each of the four walls has a constant temperature, and the
+interior starts at a fifth one. This is the example of Melissa (arXiv 2309.16743), with its
+temperatures and its time step.
 """
 
 from __future__ import annotations
@@ -15,20 +17,24 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], NDArray[np.float32]]
 
-COLDEST, HOTTEST = 100.0, 500.0
+COLDEST = 100.0
+HOTTEST = 500.0
 """Range of the random temperatures, in kelvin."""
 TIME_STEP = 0.01
 """Time between samples; after about thirty steps the interior depends on the walls alone."""
 TEMPERATURES = 5
-"""Parameters of a simulation: the initial temperature, then those of the west, east, south and north walls."""
+"""Parameters of a simulation: the initial temperature, then those of the west, east, south and
+north walls.
+"""
 
 
 class HeatEquation:
-    """Solves the equation on ``grid`` by ``grid`` points inside the walls, which are one spacing away from them.
+    """Solves the equation on ``grid`` by ``grid`` points inside the walls, which are one spacing
+    away from them.
 
-    Space is discretised by the five-point Laplacian, time by implicit Euler, which is stable for every time step.
-    The eigenvectors of that Laplacian are products of sines: in their coordinates (``modes``) a step is one
-    division per point, and two products of small matrices transform back.
+    Space is discretised by the five-point Laplacian, time by implicit Euler, which is stable for
+    every time step. The eigenvectors of that Laplacian are products of sines: in their coordinates
+    (``modes``) a step is one division per point, and two products of small matrices transform back.
     """
 
     def __init__(self, grid: int, time_step: float) -> None:
@@ -41,7 +47,9 @@ class HeatEquation:
         self._time_step = time_step
 
     def fields(self, initial: Floats, walls: Floats, substeps: int = 1) -> Iterator[Floats]:
-        """Iterate over the fields, rows from south to north, after every ``substeps`` time steps, without end."""
+        """Iterate over the fields, rows from south to north, after every ``substeps`` time steps,
+        without end.
+        """
         modes = self._transform(initial)
         gain = self._time_step * self._transform(self._heating(walls, initial.shape))
         while True:
@@ -70,11 +78,14 @@ def _equation(grid: int, time_step: float) -> HeatEquation:
     return HeatEquation(grid, time_step)  # shared by all simulations of a process
 
 
-def simulate(parameters: Floats, grid: int = 64, steps: int = 100, substeps: int = 1) -> Iterator[Sample]:
-    """Yield a sample after every time step: x has the temperatures and the time, y the field at that time.
+def simulate(
+    parameters: Floats, grid: int = 64, steps: int = 100, substeps: int = 1
+) -> Iterator[Sample]:
+    """Yield a sample after every time step: x has the temperatures and the time, y the field at
+    that time.
 
-    All values are scaled to the range from 0 to 1. ``substeps`` divides each time step: simulations become more
-    accurate and more expensive.
+    All values are scaled to the range from 0 to 1. ``substeps`` divides each time step: simulations
+    become more accurate and more expensive.
     """
     initial, *walls = scale(np.asarray(parameters))
     equation = _equation(grid, TIME_STEP / substeps)
@@ -95,7 +106,9 @@ def to_kelvin(temperatures: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def random_parameters(*seed: int) -> Iterator[Floats]:
-    """Iterate over random parameters of simulations, without end; other seeds give other parameters."""
+    """Iterate over random parameters of simulations, without end; other seeds give other
+    parameters.
+    """
     random = np.random.default_rng(seed)
     while True:
         yield random.uniform(COLDEST, HOTTEST, TEMPERATURES)

@@ -1,4 +1,6 @@
-"""Shared parts of all methods that train a surrogate of the heat equation: network, simulations and records."""
+"""Shared parts of all methods that train a surrogate of the heat equation: network, simulations and
+records.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Shared by all methods with one seed: options, processes, the initial network, and validation samples."""
+    """Shared by all methods with one seed: options, processes, the initial network, and validation
+    samples.
+    """
 
     options: argparse.Namespace
     engine: Engine
@@ -46,7 +50,9 @@ class Experiment:
         """Make the network, and run the simulations for validation."""
         torch.manual_seed(seed)
         net = surrogate(options.grid)
-        inputs = itertools.islice(heat.random_parameters(seed, VALIDATION), options.validation_simulations)
+        inputs = itertools.islice(
+            heat.random_parameters(seed, VALIDATION), options.validation_simulations
+        )
         refs = [engine.submit(all_samples, simulator(options), parameters) for parameters in inputs]
         x, y = map(np.concatenate, zip(*engine.fetch(refs), strict=True))
         return cls(options, engine, seed, net, (x, y))
@@ -60,7 +66,9 @@ class Experiment:
     def trainer(self) -> Iterator[DistributedTrainer]:
         """Yield a trainer of the network."""
         options = self.options
-        with DistributedTrainer(options.workers, engine=self.engine, seed=self.seed, threads=1) as trainer:
+        with DistributedTrainer(
+            options.workers, engine=self.engine, seed=self.seed, threads=1
+        ) as trainer:
             trainer.build(self.net, {"optimizer": "adam", "lr": options.lr}, "mse")
             yield trainer
 
@@ -80,13 +88,17 @@ def _reserve(engine: Engine, at_once: int) -> None:
     try:
         engine.reserve([Resources()] * at_once)
     except ValueError as error:
-        advice = "each of --workers and --simulators needs one, --methods offline only one at a time"
+        advice = (
+            "each of --workers and --simulators needs one, --methods offline only one at a time"
+        )
         raise ValueError(f"{error}. Options of this app: {advice}") from None
     with suppress(ValueError):  # otherwise validations run between simulations
         engine.reserve([Resources()] * (at_once + 1))
 
 
-def all_samples(simulate: Callable[[heat.Floats], Iterable[heat.Sample]], parameters: heat.Floats) -> heat.Sample:
+def all_samples(
+    simulate: Callable[[heat.Floats], Iterable[heat.Sample]], parameters: heat.Floats
+) -> heat.Sample:
     """Run a simulation to its end."""
     return heat.stack_samples(simulate(parameters))
 
@@ -105,7 +117,9 @@ def surrogate(grid: int) -> nn.Module:
 
 def simulator(options: argparse.Namespace) -> Callable[[heat.Floats], Iterator[heat.Sample]]:
     """Return a function that runs a simulation with some parameters."""
-    return functools.partial(heat.simulate, grid=options.grid, steps=options.steps, substeps=options.substeps)
+    return functools.partial(
+        heat.simulate, grid=options.grid, steps=options.steps, substeps=options.substeps
+    )
 
 
 @dataclass
@@ -115,7 +129,9 @@ class Run:
     method: str
     seed: int
     records: list[Record]
-    """The trainer's records, with ``elapsed`` seconds and ``total_batches`` since the start of the method."""
+    """The trainer's records, with ``elapsed`` seconds and ``total_batches`` since the start of the
+    method.
+    """
     simulations: int
     repetitions: list[int]
     """At index n, how many samples were trained on n times."""
@@ -124,11 +140,14 @@ class Run:
 
 
 class Recorder(Callback):
-    """Stores a fit's records with the time since the start of the method, and writes them as lines of JSON."""
+    """Stores a fit's records with the time since the start of the method, and writes them as lines
+    of JSON.
+    """
 
     def __init__(self, path: Path, batches: Callable[[Record], int]) -> None:
         self.records: list[Record] = []
-        self._path, self._batches = path, batches
+        self._path = path
+        self._batches = batches
         self._start = time.perf_counter()
         path.write_text("", encoding="utf-8")
 
@@ -136,6 +155,8 @@ class Recorder(Callback):
         """Store and write the record."""
         before = self.records[-1]["total_batches"] if self.records else 0
         elapsed = time.perf_counter() - self._start
-        self.records.append({**record, "elapsed": elapsed, "total_batches": before + self._batches(record)})
+        self.records.append(
+            {**record, "elapsed": elapsed, "total_batches": before + self._batches(record)}
+        )
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.records[-1]) + "\n")

@@ -19,7 +19,9 @@ OFFLINE = "offline"
 
 
 def offline(experiment: Experiment, simulations: int) -> Run:
-    """Run so many simulations, store their samples in files, then train on the files for several epochs."""
+    """Run so many simulations, store their samples in files, then train on the files for several
+    epochs.
+    """
     options = experiment.options
     plan = Epochs.plan(options, simulations)
     recorder = Recorder(experiment.history_file(OFFLINE), plan.batches)
@@ -66,19 +68,24 @@ class Epochs:
 
 def simulate_to_files(experiment: Experiment, simulations: int) -> list[str]:
     """Run the simulations in tasks and return their files, which replace those of earlier runs."""
-    engine, options = experiment.engine, experiment.options
+    engine = experiment.engine
+    options = experiment.options
     folder = options.output.resolve() / OFFLINE
     for path in folder.glob("simulation-*/part-*.npz"):
         path.unlink()
     inputs = itertools.islice(heat.random_parameters(experiment.seed, TRAINING), simulations)
     refs = [
-        engine.submit(simulate_to_file, simulator(options), parameters, folder / f"simulation-{number:06d}")
+        engine.submit(
+            simulate_to_file, simulator(options), parameters, folder / f"simulation-{number:06d}"
+        )
         for number, parameters in enumerate(inputs)
     ]
     return list(itertools.chain.from_iterable(engine.fetch(refs, small=True)))
 
 
-def simulate_to_file(simulate: Callable[[heat.Floats], Any], parameters: heat.Floats, folder: Path) -> list[str]:
+def simulate_to_file(
+    simulate: Callable[[heat.Floats], Any], parameters: heat.Floats, folder: Path
+) -> list[str]:
     """Run one simulation and write its samples as a file."""
     x, y = heat.stack_samples(simulate(parameters))
     return write_files(folder, {"x": x, "y": y}, rows=len(x))

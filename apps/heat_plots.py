@@ -1,4 +1,6 @@
-"""The plots of ``heat_surrogate``: losses over time and batches, repetitions of samples, and fields."""
+"""The plots of ``heat_surrogate``: losses over time and batches, repetitions of samples, and
+fields.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,14 @@ SHOWN_STEPS = (1, 3, 10, 100)
 
 
 def save_losses(runs: Sequence[Run], path: Path) -> Path:
-    """Draw the validation losses over time and over batches: the median of a method's seeds, in a band of all."""
+    """Draw the validation losses over time and over batches: the median of a method's seeds, in a
+    band of all.
+    """
     figure, axes = _subplots(1, 2, figsize=(11, 4.2), sharey=True)
-    panels = ((heat_report.ELAPSED, "seconds, simulations included"), (heat_report.BATCHES, "batches"))
+    panels = (
+        (heat_report.ELAPSED, "seconds, simulations included"),
+        (heat_report.BATCHES, "batches"),
+    )
     for axis, (by, label) in zip(axes, panels, strict=True):
         for method, seeds in heat_report.by_method(runs).items():
             at, median, low, high = heat_report.band(seeds, by)
@@ -42,12 +49,18 @@ def save_losses(runs: Sequence[Run], path: Path) -> Path:
 
 def save_repetitions(runs: Sequence[Run], path: Path) -> Path:
     """Draw how often samples were trained on, one panel per run."""
-    figure, axes = _subplots(1, len(runs), figsize=(3.2 * len(runs), 3.4), sharex=True, squeeze=False)
+    figure, axes = _subplots(
+        1, len(runs), figsize=(3.2 * len(runs), 3.4), sharex=True, squeeze=False
+    )
     for axis, run in zip(axes[0], runs, strict=True):
-        axis.bar(np.arange(len(run.repetitions)), run.repetitions, width=0.9, color=_COLORS[run.method])
+        axis.bar(
+            np.arange(len(run.repetitions)), run.repetitions, width=0.9, color=_COLORS[run.method]
+        )
         axis.set_xlabel("times trained on")
         axis.locator_params(axis="x", integer=True)
-        axis.set_title(f"{run.method}: {sum(run.repetitions[1:]):,} samples", fontsize=10.5, loc="left")
+        axis.set_title(
+            f"{run.method}: {sum(run.repetitions[1:]):,} samples", fontsize=10.5, loc="left"
+        )
     axes[0, 0].set_ylabel("samples")
     return _save(figure, path)
 
@@ -75,8 +88,12 @@ class _Column:
     colors: Mapping[str, Any]
 
 
-def _columns(truth: Fields, predictions: Mapping[str, Fields], steps: Sequence[int]) -> list[_Column]:
-    """Return columns of the true fields, the predictions and their differences, with common color scales."""
+def _columns(
+    truth: Fields, predictions: Mapping[str, Fields], steps: Sequence[int]
+) -> list[_Column]:
+    """Return columns of the true fields, the predictions and their differences, with common color
+    scales.
+    """
     temperatures = {"cmap": "inferno", "vmin": heat.COLDEST, "vmax": heat.HOTTEST}
     true = heat.to_kelvin(truth)
     predicted = {name: heat.to_kelvin(fields) for name, fields in predictions.items()}
@@ -85,7 +102,10 @@ def _columns(truth: Fields, predictions: Mapping[str, Fields], steps: Sequence[i
     differences = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
     columns = [_Column("true", true, temperatures)]
     for name, fields in predicted.items():
-        columns += [_Column(name, fields, temperatures), _Column("minus true", fields - true, differences)]
+        columns += [
+            _Column(name, fields, temperatures),
+            _Column("minus true", fields - true, differences),
+        ]
     return columns
 
 

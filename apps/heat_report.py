@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from compss_train.reports.formatting import columns
 
-ELAPSED, BATCHES = "elapsed", "total_batches"
+ELAPSED = "elapsed"
+BATCHES = "total_batches"
 """Axes by which runs are compared."""
-AT_BATCHES, AT_SECONDS = "loss_at_equal_batches", "loss_at_equal_seconds"
+AT_BATCHES = "loss_at_equal_batches"
+AT_SECONDS = "loss_at_equal_seconds"
 _POINTS = 200
 """Of the curve of a method."""
 
@@ -27,7 +29,9 @@ def curve(run: Run, by: str) -> tuple[list[float], list[float]]:
 
 
 def band(runs: Sequence[Run], by: str) -> NDArray[np.float64]:
-    """Return positions that all seeds have reached, and their median, lowest and highest loss there, as rows."""
+    """Return positions that all seeds have reached, and their median, lowest and highest loss
+    there, as rows.
+    """
     curves = [curve(run, by) for run in runs]
     at = np.linspace(max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves), _POINTS)
     losses = np.stack([np.interp(at, *measured) for measured in curves])
@@ -43,9 +47,13 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def loss_at(run: Run, by: str, limit: float) -> float | None:
-    """Return the validation loss between those measured before and after ``limit``; ``None`` without one before."""
+    """Return the validation loss between those measured before and after ``limit``; ``None``
+    without one before.
+    """
     positions, losses = curve(run, by)
-    return float(np.interp(limit, positions, losses)) if positions and positions[0] <= limit else None
+    return (
+        float(np.interp(limit, positions, losses)) if positions and positions[0] <= limit else None
+    )
 
 
 def shortest(runs: Sequence[Run], by: str) -> float:
@@ -55,8 +63,12 @@ def shortest(runs: Sequence[Run], by: str) -> float:
 
 def make(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the comparison, for a JSON file: for each method a row a seed."""
-    batches, seconds = shortest(runs, BATCHES), shortest(runs, ELAPSED)
-    methods = {name: [_row(run, batches, seconds) for run in seeds] for name, seeds in by_method(runs).items()}
+    batches = shortest(runs, BATCHES)
+    seconds = shortest(runs, ELAPSED)
+    methods = {
+        name: [_row(run, batches, seconds) for run in seeds]
+        for name, seeds in by_method(runs).items()
+    }
     return {"equal_batches": batches, "equal_seconds": seconds, "methods": methods}
 
 
@@ -75,24 +87,33 @@ def _row(run: Run, batches: float, seconds: float) -> dict[str, Any]:
 
 
 def conclusion(report: dict[str, Any]) -> str | None:
-    """Return the reservoir compared with offline training, as Melissa's authors do; ``None`` unless both ran."""
+    """Return the reservoir compared with offline training, as Melissa's authors do; ``None`` unless
+    both ran.
+    """
     methods = report["methods"]
     if not {OFFLINE, RESERVOIR} <= methods.keys():
         return None
 
     def times(name: str) -> str:
-        pairs = zip(*([row[name] for row in methods[method]] for method in (RESERVOIR, OFFLINE)), strict=True)
+        pairs = zip(
+            *([row[name] for row in methods[method]] for method in (RESERVOIR, OFFLINE)),
+            strict=True,
+        )
         return spread([new / old if new and old else None for new, old in pairs], "{:.2f}")
 
-    batches, seconds = f"{report['equal_batches']:,.0f} batches", f"{report['equal_seconds']:.1f} s"
+    batches = f"{report['equal_batches']:,.0f} batches"
+    seconds = f"{report['equal_seconds']:.1f} s"
     return (
-        f"Reservoir to offline: {times('batches_per_second')} of the batches/s; {times(AT_BATCHES)} of the "
-        f"validation loss after {batches}, {times(AT_SECONDS)} after {seconds}"
+        f"Reservoir to offline: {times('batches_per_second')} of the batches/s; "
+        f"{times(AT_BATCHES)} of the validation loss after {batches}, {times(AT_SECONDS)} after "
+        f"{seconds}"
     )
 
 
 def spread(values: Sequence[float | None], form: str) -> str:
-    """Return the median, with the lowest and highest of several values in brackets; "-" if one is missing."""
+    """Return the median, with the lowest and highest of several values in brackets; "-" if one is
+    missing.
+    """
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return "-"
@@ -102,9 +123,19 @@ def spread(values: Sequence[float | None], form: str) -> str:
 
 def table(report: dict[str, Any]) -> str:
     """Return the report as a table in text: medians of the seeds, and the range of losses."""
-    at_batches, at_seconds = f"loss at {report['equal_batches']:,.0f} b", f"loss at {report['equal_seconds']:.1f} s"
+    at_batches = f"loss at {report['equal_batches']:,.0f} b"
+    at_seconds = f"loss at {report['equal_seconds']:.1f} s"
     rows = [
-        ("method", "batches", "seconds", "batches/s", "simulations", "unique samples", at_batches, at_seconds),
+        (
+            "method",
+            "batches",
+            "seconds",
+            "batches/s",
+            "simulations",
+            "unique samples",
+            at_batches,
+            at_seconds,
+        ),
         *((method, *_cells(seeds)) for method, seeds in report["methods"].items()),
     ]
     return "\n".join(columns(rows, str.rjust))
@@ -114,4 +145,7 @@ def _cells(seeds: Sequence[dict[str, Any]]) -> Sequence[str]:
     forms = {"batches": ",.0f", "seconds": ".1f", "batches_per_second": ",.1f"}
     forms |= {"simulations": ",.0f", "unique_samples": ",.0f"}
     medians = [format(median(row[name] for row in seeds), form) for name, form in forms.items()]
-    return [*medians, *(spread([row[name] for row in seeds], "{:.1e}") for name in (AT_BATCHES, AT_SECONDS))]
+    return [
+        *medians,
+        *(spread([row[name] for row in seeds], "{:.1e}") for name in (AT_BATCHES, AT_SECONDS)),
+    ]

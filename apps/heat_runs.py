@@ -1,4 +1,6 @@
-"""The methods that train a surrogate of the heat equation: on files of simulations, and while they run."""
+"""The methods that train a surrogate of the heat equation: on files of simulations, and while they
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ SIMULATIONS = 10
 
 
 def concurrent_tasks(options: argparse.Namespace) -> int:
-    """Return how many tasks have to run at the same time: only online training needs more than one."""
+    """Return how many tasks have to run at the same time: only online training needs more than
+    one.
+    """
     online_too = set(options.methods) & set(ONLINE)
     return options.workers + options.simulators if online_too else 1
 
 
 def run_all(experiment: Experiment) -> Iterator[Run]:
-    """Train by each method; offline training gets as many simulations as the method before it has seen."""
+    """Train by each method; offline training gets as many simulations as the method before it has
+    seen.
+    """
     simulations = SIMULATIONS
     for method in sorted(set(experiment.options.methods), key=METHODS.index):
         if method == OFFLINE:
@@ -37,12 +43,18 @@ def run_all(experiment: Experiment) -> Iterator[Run]:
 
 
 def online(method: str, experiment: Experiment) -> Run:
-    """Train on samples that simulations send through a buffer while they run, until enough batches are trained."""
+    """Train on samples that simulations send through a buffer while they run, until enough batches
+    are trained.
+    """
     options = experiment.options
     recorder = Recorder(experiment.history_file(method), lambda record: int(record["batches"]))
     with experiment.trainer() as trainer:
         trainer.fit_online(
-            Simulations(simulator(options), heat.random_parameters(experiment.seed, TRAINING), options.simulators),
+            Simulations(
+                simulator(options),
+                heat.random_parameters(experiment.seed, TRAINING),
+                options.simulators,
+            ),
             buffer=buffer(method, options),
             batch_size=options.batch_size,
             merge=Merge(every=options.merge_every),
@@ -54,7 +66,14 @@ def online(method: str, experiment: Experiment) -> Run:
         )
         fields = trainer.predict(experiment.validation[0][: options.steps])
     last = recorder.records[-1]
-    return Run(method, experiment.seed, recorder.records, last["simulations"]["done"], last["repetitions"], fields)
+    return Run(
+        method,
+        experiment.seed,
+        recorder.records,
+        last["simulations"]["done"],
+        last["repetitions"],
+        fields,
+    )
 
 
 def buffer(method: str, options: argparse.Namespace) -> BufferSpec:

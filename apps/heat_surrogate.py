@@ -1,10 +1,12 @@
-"""Learn a surrogate of the heat equation from simulations: on files that they wrote, and while they run.
+"""Learn a surrogate of the heat equation from simulations: on files that they wrote, and while they
+run.
 
-A network predicts the temperatures inside a square at any time from those of its four walls and the initial one.
-It is trained by several methods for the same number of batches: ``offline`` runs simulations, as many as online
-training has seen, stores their samples in files and reads these in every epoch; the others receive samples through
-a buffer from simulations that run concurrently. Other simulations validate each method, after the same number of
-batches and after the same time. All of this is repeated with several seeds.
+A network predicts the temperatures inside a square at any time from those of its four walls and the
+initial one. It is trained by several methods for the same number of batches: ``offline`` runs
+simulations, as many as online training has seen, stores their samples in files and reads these in
+every epoch; the others receive samples through a buffer from simulations that run concurrently.
+Other simulations validate each method, after the same number of batches and after the same time.
+All of this is repeated with several seeds.
 """
 
 from __future__ import annotations
@@ -40,17 +42,34 @@ def make_parser() -> argparse.ArgumentParser:
         description="Learn the heat equation from simulations, offline and online, and compare.",
         allow_abbrev=False,
     )
-    text, methods = "methods to compare (default: all)", heat_runs.METHODS
+    text = "methods to compare (default: all)"
+    methods = heat_runs.METHODS
     parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help=text)
     _add_training(parser)
     _add_simulations(parser)
     _add_buffers(parser)
-    seeds = "each fixes initial weights and simulations, and repeats the comparison (default: 0 1 2)"
-    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="SEED", help=seeds)
-    add_option(parser, "--engine", str, "auto", "engine that runs the tasks: local, compss, serial or auto")
-    add_option(parser, "--record-every", float, 1.0, "seconds between measurements of online training")
+    seeds = (
+        "each fixes initial weights and simulations, and repeats the comparison (default: 0 1 2)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="SEED", help=seeds
+    )
     add_option(
-        parser, "--output", Path, Path("runs/heat_surrogate"), "output folder; existing results are replaced"
+        parser,
+        "--engine",
+        str,
+        "auto",
+        ("engine that runs the tasks: local, compss, serial or auto"),
+    )
+    add_option(
+        parser, "--record-every", float, 1.0, ("seconds between measurements of online training")
+    )
+    add_option(
+        parser,
+        "--output",
+        Path,
+        Path("runs/heat_surrogate"),
+        ("output folder; existing results are replaced"),
     )
     return parser
 
@@ -60,7 +79,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--batch-size", int, 10, "samples in a batch")
     add_option(parser, "--lr", float, 0.001, "learning rate of Adam")
     add_option(parser, "--workers", int, 1, "model replicas that are trained and merged")
-    add_option(parser, "--merge-every", int, 50, "batches between merges; offline rounded to whole epochs")
+    add_option(
+        parser,
+        "--merge-every",
+        int,
+        50,
+        ("batches between merges; offline rounded to whole epochs"),
+    )
 
 
 def _add_simulations(parser: argparse.ArgumentParser) -> None:
@@ -69,21 +94,34 @@ def _add_simulations(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--substeps", int, 1000, "solver steps per sample; more are slower")
     add_option(parser, "--simulators", int, 1, "simulations that run concurrently")
     seen = f"as many as the last online method saw, {heat_runs.SIMULATIONS} without one"
-    parser.add_argument("--offline-simulations", type=int, help=f"simulations stored in files (default: {seen})")
+    parser.add_argument(
+        "--offline-simulations", type=int, help=(f"simulations stored in files (default: {seen})")
+    )
     add_option(parser, "--validation-simulations", int, 10, "simulations for validation")
 
 
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
-    add_option(parser, "--buffer-size", int, 2000, "maximum samples in a worker's buffer, or in a pool of files")
     add_option(
-        parser, "--threshold", int, 500, "FIRO and Reservoir give samples while they hold at least this number"
+        parser,
+        "--buffer-size",
+        int,
+        2000,
+        ("maximum samples in a worker's buffer, or in a pool of files"),
+    )
+    add_option(
+        parser,
+        "--threshold",
+        int,
+        500,
+        ("FIRO and Reservoir give samples while they hold at least this number"),
     )
 
 
 def main() -> int:
     """Run the app and return its exit code.
 
-    0 after a complete run, 1 if files, training or simulations fail, 2 for invalid options, 130 after Ctrl-C.
+    0 after a complete run, 1 if files, training or simulations fail, 2 for invalid options, 130
+    after Ctrl-C.
     """
     parser = make_parser()
     options = parser.parse_args()
@@ -107,7 +145,9 @@ def check(options: argparse.Namespace) -> None:
         check_count("--" + name.replace("_", "-"), getattr(options, name))
     for name in ("lr", "record_every"):
         if not 0 < getattr(options, name) < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')}={getattr(options, name)}: give a number above 0")
+            raise ValueError(
+                f"--{name.replace('_', '-')}={getattr(options, name)}: give a number above 0"
+            )
     for method in heat_runs.ONLINE:
         heat_runs.buffer(method, options)
 
@@ -132,13 +172,21 @@ def _printed(run: Run) -> Run:
 
 def write(first: Experiment, runs: list[Run], report: dict[str, Any]) -> None:
     """Write the report and the plots; repetitions and fields are those of the first seed."""
-    options, of_first = first.options, [run for run in runs if run.seed == first.seed]
-    given = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(options).items()}
-    (options.output / "report.json").write_text(json.dumps({**report, "options": given}, indent=1) + "\n")
+    options = first.options
+    of_first = [run for run in runs if run.seed == first.seed]
+    given = {
+        name: value if isinstance(value, int | float) else str(value)
+        for name, value in vars(options).items()
+    }
+    (options.output / "report.json").write_text(
+        json.dumps({**report, "options": given}, indent=1) + "\n"
+    )
     heat_plots.save_losses(runs, options.output / "loss.png")
     heat_plots.save_repetitions(of_first, options.output / "repetitions.png")
     truth = first.validation[1][: options.steps]
-    heat_plots.save_fields(truth, {run.method: run.fields for run in of_first}, options.output / "fields.png")
+    heat_plots.save_fields(
+        truth, {run.method: run.fields for run in of_first}, options.output / "fields.png"
+    )
     print(f"report, histories and plots in {options.output}")
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer, Gradients, Ragged
 
 END = "."
-CHARACTERS = " abcdefghijklmnopqrstuvwxyz" + END  # 0, a space, is also what sentences are padded with
+# 0, a space, is also what sentences are padded with.
+CHARACTERS = " abcdefghijklmnopqrstuvwxyz" + END
 NOUNS = ("worker", "batch", "network", "gradient", "block", "server", "sample")
 VERBS = ("trains", "sends", "averages", "reads", "waits for")
 ADJECTIVES = ("small", "fast", "distant", "random", "new")
@@ -64,11 +65,15 @@ def main() -> None:
 
     texts = [tokens(sentence) for sentence in made_sentences(1200)]
     x = BlockedTensor.from_array(Ragged([text[:-1] for text in texts], bucket_by_length=True), 4)
-    y = BlockedTensor.from_array(Ragged([text[1:] for text in texts]), 4)  # padded with -100, which has no loss
+    # Padded with -100, which has no loss.
+    y = BlockedTensor.from_array(Ragged([text[1:] for text in texts]), 4)
     torch.manual_seed(0)
     with DistributedTrainer(arguments.workers, engine=arguments.engine, seed=0) as trainer:
         trainer.build(
-            CharacterModel(), {"optimizer": "adam", "lr": 0.01}, "cross_entropy", gradients=Gradients(clip_norm=1.0)
+            CharacterModel(),
+            {"optimizer": "adam", "lr": 0.01},
+            "cross_entropy",
+            gradients=Gradients(clip_norm=1.0),
         )
         trainer.fit(x, y, num_epochs=arguments.epochs, batch_size=30, progress=False)
         losses = [record["loss"] for record in trainer.history]

@@ -15,7 +15,9 @@ FASHION_MNIST_STD = 90.02
 
 
 def normalize_images(images: torch.Tensor) -> torch.Tensor:
-    """Return uint8 images (N, H, W) as floats (N, 1, H, W) with mean 0 and standard deviation 1 over the data."""
+    """Return uint8 images (N, H, W) as floats (N, 1, H, W) with mean 0 and standard deviation 1
+    over the data.
+    """
     return images.unsqueeze(1).float().sub_(FASHION_MNIST_MEAN).div_(FASHION_MNIST_STD)
 
 
@@ -33,7 +35,9 @@ def image_mlp() -> nn.Module:
 
 def image_cnn() -> nn.Module:
     """Return a small CNN: twice convolution, batch norm, ReLU and pooling, then a linear layer."""
-    return nn.Sequential(*_convolution(1, 16), *_convolution(16, 32), nn.Flatten(), nn.Linear(32 * 7 * 7, 10))
+    return nn.Sequential(
+        *_convolution(1, 16), *_convolution(16, 32), nn.Flatten(), nn.Linear(32 * 7 * 7, 10)
+    )
 
 
 def _convolution(channels_in: int, channels_out: int) -> list[nn.Module]:

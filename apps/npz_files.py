@@ -1,7 +1,9 @@
-"""Train from many files: write images as .npz files, and let workers read and mix them while they train.
+"""Train from many files: write images as .npz files, and let workers read and mix them while they
+train.
 
-The table says of each round how many files the workers have opened, how many of those were there before they were
-needed, how long workers waited for the others, and the most files that a worker had in memory.
+The table says of each round how many files the workers have opened, how many of those were there
+before they were needed, how long workers waited for the others, and the most files that a worker
+had in memory.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ DIGITS = "digits"
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = argparse.ArgumentParser(
-        description="Write images as .npz files and train from them with many workers.", allow_abbrev=False
+        description="Write images as .npz files and train from them with many workers.",
+        allow_abbrev=False,
     )
     data = (
-        f"folder with Fashion-MNIST's four idx files, or {DIGITS} (default: Fashion-MNIST where it is, else digits)"
+        f"folder with Fashion-MNIST's four idx files, or {DIGITS} (default: Fashion-MNIST where "
+        "it is, else digits)"
     )
     parser.add_argument("--data", metavar="FOLDER", help=data)
     add_option(parser, "--files", int, 20, "files to write")
@@ -39,10 +43,22 @@ def make_parser() -> argparse.ArgumentParser:
     add_option(parser, "--lr", float, 0.05, "learning rate of SGD with momentum 0.9")
     add_option(parser, "--shuffle-buffer", int, 4096, "samples in a pool of the partial shuffle")
     add_option(parser, "--pools", int, 2, "pools: 1, or 2 that mix over longer distances")
-    add_option(parser, "--file-buffer", int, 10, "most files that a worker has in memory; 1 reads none ahead")
+    add_option(
+        parser,
+        "--file-buffer",
+        int,
+        10,
+        ("most files that a worker has in memory; 1 reads none ahead"),
+    )
     add_option(parser, "--seed", int, 0, "fixes the initial weights and the order of samples")
     add_option(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
-    add_option(parser, "--output", Path, Path("runs/npz_files"), "folder of the files, which are replaced if there")
+    add_option(
+        parser,
+        "--output",
+        Path,
+        Path("runs/npz_files"),
+        ("folder of the files, which are replaced if there"),
+    )
     return parser
 
 
@@ -74,9 +90,14 @@ def train(problem: common.Problem, options: argparse.Namespace) -> None:
     """Train from files, and print what was reached, how fast, and how the files were read."""
     with DistributedTrainer(options.workers, engine=options.engine, seed=options.seed) as trainer:
         optimizer = {"optimizer": "sgd", "lr": options.lr, "momentum": 0.9}
-        trainer.build(problem.net, optimizer, "cross_entropy", "accuracy", transform=problem.transform)
+        trainer.build(
+            problem.net, optimizer, "cross_entropy", "accuracy", transform=problem.transform
+        )
         dataset = write(problem, options)
-        print(f"{dataset.number_samples:,} samples in {len(dataset.files)} files in {options.output / 'train'}")
+        print(
+            f"{dataset.number_samples:,} samples in {len(dataset.files)} files in "
+            f"{options.output / 'train'}"
+        )
         trainer.fit(
             dataset,
             num_epochs=options.epochs,
@@ -98,10 +119,12 @@ class FileTable(Callback):
         """Print a line a round."""
         reads = [worker["files"] for worker in record["workers"]]
         opened, ahead = (sum(read[name] for read in reads) for name in ("files", "ahead"))
-        waited, held = (max(read[name] for read in reads) for name in ("seconds_waited", "most_held"))
+        waited, held = (
+            max(read[name] for read in reads) for name in ("seconds_waited", "most_held")
+        )
         print(
-            f"       {opened} files opened, {ahead} of them there before they were needed; a worker waited "
-            f"{waited:.2f} s at most, and had {held} files in memory at most",
+            f"       {opened} files opened, {ahead} of them there before they were needed; a "
+            f"worker waited {waited:.2f} s at most, and had {held} files in memory at most",
             flush=True,
         )
 

@@ -1,4 +1,6 @@
-"""A producer thread that puts labelled samples into a buffer while the main thread gets batches from it."""
+"""A producer thread that puts labelled samples into a buffer while the main thread gets batches
+from it.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,18 @@ Samples = tuple[torch.Tensor, torch.Tensor]
 class Producer:
     """A thread that puts a stream into a buffer, one chunk per call of ``put_chunk``.
 
-    Usually the two threads run freely, and ``put_many`` and ``get_batch`` block if necessary; how often a reservoir
-    repeats a sample then depends on the machine's speed. Here the threads take turns, so that a seed determines
-    every batch. Use it as a context manager: the thread ends with the block, wherever the stream is.
+    Usually the two threads run freely, and ``put_many`` and ``get_batch`` block if necessary; how
+    often a reservoir repeats a sample then depends on the machine's speed. Here the threads take
+    turns, so that a seed determines every batch. Use it as a context manager: the thread ends with
+    the block, wherever the stream is.
     """
 
     def __init__(self, buffer: Buffer, stream: Samples, chunk: int) -> None:
         self._buffer = buffer
         self._stream = stream
         self._chunk = chunk
-        self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._turn = threading.Semaphore(0)
+        self._done = threading.Semaphore(0)
         self._stopped = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
@@ -36,7 +40,9 @@ class Producer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
         self._stopped = True
         self._turn.release()
         self._thread.join()
@@ -84,7 +90,8 @@ class Producer:
             x, y = (part[start : start + self._chunk] for part in self._stream)
             while len(x):
                 stored = _put_available(self._buffer, (x, y))
-                x, y = x[stored:], y[stored:]
+                x = x[stored:]
+                y = y[stored:]
                 yield
 
 

@@ -1,4 +1,5 @@
-"""A recommender with two towers: users and items as a dict of inputs, likes and ratings as a dict of targets.
+"""A recommender with two towers: users and items as a dict of inputs, likes and ratings as a dict
+of targets.
 
 python apps/two_towers.py --epochs 10
 """
@@ -13,14 +14,17 @@ from torch.nn import functional
 
 from compss_train import DistributedTrainer
 
-USERS, FEATURES, TASTES = 50, 8, 6
+USERS = 50
+FEATURES = 8
+TASTES = 6
 
 
 def made_ratings(samples: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Ratings of items by users, each of whom has a taste of features."""
     random = np.random.default_rng(0)
     tastes = random.normal(size=(USERS, FEATURES)) / FEATURES**0.5
-    user, item = random.integers(0, USERS, samples), random.normal(size=(samples, FEATURES))
+    user = random.integers(0, USERS, samples)
+    item = random.normal(size=(samples, FEATURES))
     rating = (tastes[user] * item).sum(axis=1) + 0.1 * random.normal(size=samples)
     x = {"user": user, "item": item.astype(np.float32)}
     return x, {"rating": rating.astype(np.float32), "like": (rating > 0).astype(np.float32)}
@@ -62,11 +66,20 @@ def main() -> None:
     arguments = parser.parse_args()
 
     x, y = made_ratings(6000)
-    train, test = slice(0, 5000), slice(5000, None)
+    train = slice(0, 5000)
+    test = slice(5000, None)
     torch.manual_seed(0)
     with DistributedTrainer(arguments.workers, engine=arguments.engine, seed=0) as trainer:
-        trainer.build(TwoTowers(), {"optimizer": "adam", "lr": 0.01}, loss, {"right_likes": right_likes})
-        trainer.fit(rows(x, train), rows(y, train), num_epochs=arguments.epochs, batch_size=50, progress=False)
+        trainer.build(
+            TwoTowers(), {"optimizer": "adam", "lr": 0.01}, loss, {"right_likes": right_likes}
+        )
+        trainer.fit(
+            rows(x, train),
+            rows(y, train),
+            num_epochs=arguments.epochs,
+            batch_size=50,
+            progress=False,
+        )
         measured = trainer.evaluate(rows(x, test), rows(y, test))
         rating = trainer.predict(rows(x, test))["rating"]
     correlation = np.corrcoef(rating, y["rating"][test])[0, 1]

@@ -19,7 +19,8 @@ def made_images(number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes (number, 1, size, size) with a disc on noise and stripes, and its mask."""
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:SIZE, :SIZE]
-    centres, radii = random.uniform(5, SIZE - 5, (number, 2, 1, 1)), random.uniform(3, 6, (number, 1, 1))
+    centres = random.uniform(5, SIZE - 5, (number, 2, 1, 1))
+    radii = random.uniform(3, 6, (number, 1, 1))
     mask = (rows - centres[:, 0]) ** 2 + (columns - centres[:, 1]) ** 2 < radii**2
     stripes = 30 * np.sin(columns * random.uniform(0.5, 2, (number, 1, 1)))
     pixels = 100 + 60 * mask + stripes + random.normal(0, 25, (number, SIZE, SIZE))
@@ -50,7 +51,9 @@ class UNet(nn.Module):
         super().__init__()
         self.down = nn.ModuleList([convolutions(1, width), convolutions(width, 2 * width)])
         self.bottom = convolutions(2 * width, 4 * width)
-        self.up = nn.ModuleList([nn.ConvTranspose2d(2 * n * width, n * width, 2, stride=2) for n in (2, 1)])
+        self.up = nn.ModuleList(
+            [nn.ConvTranspose2d(2 * n * width, n * width, 2, stride=2) for n in (2, 1)]
+        )
         self.joined = nn.ModuleList([convolutions(2 * n * width, n * width) for n in (2, 1)])
         self.last = nn.Conv2d(width, 1, 1)
 
@@ -68,8 +71,11 @@ class UNet(nn.Module):
 
 def overlap(output: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Intersection over union."""
-    found, true = output > 0.5, mask > 0.5
-    return ((found & true).sum(dim=(1, 2, 3)) / (found | true).sum(dim=(1, 2, 3)).clamp(min=1)).mean()
+    found = output > 0.5
+    true = mask > 0.5
+    return (
+        (found & true).sum(dim=(1, 2, 3)) / (found | true).sum(dim=(1, 2, 3)).clamp(min=1)
+    ).mean()
 
 
 def main() -> None:
@@ -83,8 +89,12 @@ def main() -> None:
     with DistributedTrainer(arguments.workers, engine=arguments.engine, seed=0) as trainer:
         augmented = TrainTransform(turned, by_sample=True)
         adam = {"optimizer": "adam", "lr": 0.01}
-        trainer.build(UNet(), adam, "dice", {"overlap": overlap}, transform=scaled, train_transform=augmented)
-        trainer.fit(*made_images(320, 0), num_epochs=arguments.epochs, batch_size=16, progress=False)
+        trainer.build(
+            UNet(), adam, "dice", {"overlap": overlap}, transform=scaled, train_transform=augmented
+        )
+        trainer.fit(
+            *made_images(320, 0), num_epochs=arguments.epochs, batch_size=16, progress=False
+        )
         measured = trainer.evaluate(*made_images(100, 1))
     print(f"test dice loss {measured['loss']:.3f}, overlap {measured['overlap']:.3f}")
 

@@ -1,4 +1,5 @@
-"""What the benchmarks share: options, data, networks, fits, plain loops and their ranks, applications, and tables.
+"""What the benchmarks share: options, data, networks, fits, plain loops and their ranks,
+applications, and tables.
 
 As a program it is an application that calls one function: see ``call``.
 """
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 FASHION_MNIST = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
-MEAN, DEVIATION = 0.2860, 0.3530
+MEAN = 0.2860
+DEVIATION = 0.3530
 """Of Fashion-MNIST's training pixels, scaled to 0..1."""
-WORKERS, BATCH = 2, 100
+WORKERS = 2
+BATCH = 100
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 """Unless a benchmark says otherwise, for us and for peers."""
 WARM_UP_BATCHES = 50
@@ -52,7 +55,8 @@ WARM_UP_BATCHES = 50
 T = TypeVar("T")
 
 
-# -- options -----------------------------------------------------------------------------------------------
+# -- options
+# -----------------------------------------------------------------------------------------------
 
 
 def parser(
@@ -65,7 +69,8 @@ def parser(
 ) -> argparse.ArgumentParser:
     """Return a parser with the options that benchmarks have.
 
-    ``parts`` are measurements that can be asked for by name; those of ``default``, or all, run if none is.
+    ``parts`` are measurements that can be asked for by name; those of ``default``, or all, run if
+    none is.
     """
     options = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -75,17 +80,25 @@ def parser(
         text = f"{', '.join(names)}; {', '.join(default)} if none is given"
         options.add_argument("parts", nargs="*", choices=[*names, []], metavar="PART", help=text)
         options.set_defaults(default_parts=default)
-    options.add_argument("--repetitions", type=int, default=repetitions, help="times that each contestant runs")
+    options.add_argument(
+        "--repetitions", type=int, default=repetitions, help=("times that each contestant runs")
+    )
     if epochs:
-        options.add_argument("--epochs", type=int, default=epochs, help="epochs (rounds) of each fit")
+        options.add_argument(
+            "--epochs", type=int, default=epochs, help=("epochs (rounds) of each fit")
+        )
     if samples:
         options.add_argument("--samples", type=int, default=samples, help="samples to train on")
-    options.add_argument("--quick", action="store_true", help="small sizes, to see that the benchmark works")
+    options.add_argument(
+        "--quick", action="store_true", help=("small sizes, to see that the benchmark works")
+    )
     return options
 
 
 def parsed(options: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
-    """Return the command line's options; with ``--quick`` a single repetition, and what ``quick`` replaces."""
+    """Return the command line's options; with ``--quick`` a single repetition, and what ``quick``
+    replaces.
+    """
     given = options.parse_args()
     if "parts" in given:
         given.parts = given.parts or given.default_parts
@@ -94,7 +107,8 @@ def parsed(options: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace
     return given
 
 
-# -- data and networks -------------------------------------------------------------------------------------
+# -- data and networks
+# -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,14 +124,19 @@ class Images:
         """Return the training images and their labels in so many blocks."""
         from compss_train import BlockedTensor  # not at the top: peers do without
 
-        return BlockedTensor.from_array(self.x, (blocks, 1)), BlockedTensor.from_array(self.y, (blocks, 1))
+        return BlockedTensor.from_array(self.x, (blocks, 1)), BlockedTensor.from_array(
+            self.y, (blocks, 1)
+        )
 
 
 def image_source() -> str:
     """Say where the images come from."""
     if FASHION_MNIST.is_dir():
         return f"Fashion-MNIST from {FASHION_MNIST}; torch {torch.__version__}"
-    return f"SYNTHETIC images of Fashion-MNIST's shape (no folder {FASHION_MNIST}): accuracies mean nothing"
+    return (
+        f"SYNTHETIC images of Fashion-MNIST's shape (no folder {FASHION_MNIST}): accuracies "
+        "mean nothing"
+    )
 
 
 def load_images(samples: int = 60_000) -> Images:
@@ -130,12 +149,16 @@ def load_images(samples: int = 60_000) -> Images:
 def _labelled(part: str, samples: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     pixels = _idx(FASHION_MNIST / f"{part}-images-idx3-ubyte.gz")[:samples, None]
     labels = _idx(FASHION_MNIST / f"{part}-labels-idx1-ubyte.gz")[:samples]
-    images = (pixels.astype(np.float32) / np.float32(255) - np.float32(MEAN)) / np.float32(DEVIATION)
+    images = (pixels.astype(np.float32) / np.float32(255) - np.float32(MEAN)) / np.float32(
+        DEVIATION
+    )
     return images, labels.astype(np.int64)
 
 
 def _idx(path: Path) -> NDArray[np.uint8]:
-    """Read an idx file of bytes: 2 zero bytes, type, number of dimensions, big-endian dimensions, data."""
+    """Read an idx file of bytes: 2 zero bytes, type, number of dimensions, big-endian dimensions,
+    data.
+    """
     data = gzip.decompress(path.read_bytes())
     dimensions = np.frombuffer(data, ">u4", count=data[3], offset=4)
     return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(dimensions.astype(int))
@@ -153,7 +176,12 @@ def _synthetic(samples: int) -> Images:
 def mlp() -> nn.Module:
     """784-1024-1024-10."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+        nn.Flatten(),
+        nn.Linear(784, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
     )
 
 
@@ -170,7 +198,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn}
 
 
 def network(name: str, seed: int) -> nn.Module:
-    """Return the named network with the parameters that the seed gives, the same for all contestants."""
+    """Return the named network with the parameters that the seed gives, the same for all
+    contestants.
+    """
     torch.manual_seed(seed)
     return NETWORKS[name]()
 
@@ -189,7 +219,8 @@ def accuracy_of(net: nn.Module, images: Images) -> float:
     return accuracy(outputs.float(), images.test_y)
 
 
-# -- our fits ----------------------------------------------------------------------------------------------
+# -- our fits
+# ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -203,7 +234,8 @@ def warm_trainer(
     warm: tuple[Any, Any] | None = None,
     **build: Any,
 ) -> Iterator[DistributedTrainer]:
-    """Yield a trainer, with a thread a worker, whose processes a fit on ``warm`` (or on zeros) has started.
+    """Yield a trainer, with a thread a worker, whose processes a fit on ``warm`` (or on zeros) has
+    started.
 
     Building the network anew forgets what that fit has trained.
     """
@@ -237,7 +269,9 @@ def fit(trainer: DistributedTrainer, *data: Any, epochs: int, **options: Any) ->
     return Fitted(seconds, trainer.history)
 
 
-def seconds_of(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def seconds_of(
+    function: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Return what a call takes."""
     began = clock()
     function()
@@ -247,7 +281,8 @@ def seconds_of(function: Callable[[], object], clock: Callable[[], float] = time
 class Stamp:
     """A transform that notes in a file a process when it is called first.
 
-    ``time.perf_counter`` is the machine's monotonic clock on Linux, so that processes' readings compare.
+    ``time.perf_counter`` is the machine's monotonic clock on Linux, so that processes' readings
+    compare.
     """
 
     def __init__(self, folder: str) -> None:
@@ -271,7 +306,8 @@ class Stamp:
         return [number for number in numbers if Path("/proc", str(number)).exists()]
 
 
-# -- processes ---------------------------------------------------------------------------------------------
+# -- processes
+# ---------------------------------------------------------------------------------------------
 
 
 def environment(**variables: str) -> AbstractContextManager[Any]:
@@ -280,7 +316,9 @@ def environment(**variables: str) -> AbstractContextManager[Any]:
 
 
 def threads_of_children(threads: int) -> AbstractContextManager[Any]:
-    """Let processes started meanwhile use so many threads: the libraries read it when they are imported."""
+    """Let processes started meanwhile use so many threads: the libraries read it when they are
+    imported.
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return environment(**dict.fromkeys(names, str(threads)))
 
@@ -298,7 +336,8 @@ def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
         return executor.submit(function, *args).result()
 
 
-# -- plain loops, and the ranks of peers -------------------------------------------------------------------
+# -- plain loops, and the ranks of peers
+# -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,18 +352,28 @@ class Rank:
     def join(self) -> None:
         """Join the process group of all ranks, until the process ends.
 
-        It is not destroyed before: its destructor can wait for its own thread, which waits for Python's lock.
+        It is not destroyed before: its destructor can wait for its own thread, which waits for
+        Python's lock.
         """
-        os.environ["GLOO_SOCKET_IFNAME"] = self.interface  # host names need not resolve in a container
+        # Host names need not resolve in a container.
+        os.environ["GLOO_SOCKET_IFNAME"] = self.interface
         meeting = f"file://{Path(self.folder, 'store')}"
-        distributed.init_process_group("gloo", init_method=meeting, rank=self.number, world_size=self.ranks)
-
-    def shares(self, samples: int, epoch: int, seed: int, batch: int = BATCH) -> tuple[torch.Tensor, ...]:
-        """Return the rows of this rank's batches in an epoch: all samples are shuffled, all ranks get as many."""
-        order = torch.randperm(samples, generator=torch.Generator().manual_seed(1000 * seed + epoch))
-        own: tuple[torch.Tensor, ...] = order[: samples - samples % self.ranks][self.number :: self.ranks].split(
-            batch
+        distributed.init_process_group(
+            "gloo", init_method=meeting, rank=self.number, world_size=self.ranks
         )
+
+    def shares(
+        self, samples: int, epoch: int, seed: int, batch: int = BATCH
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the rows of this rank's batches in an epoch: all samples are shuffled, all ranks
+        get as many.
+        """
+        order = torch.randperm(
+            samples, generator=torch.Generator().manual_seed(1000 * seed + epoch)
+        )
+        own: tuple[torch.Tensor, ...] = order[: samples - samples % self.ranks][
+            self.number :: self.ranks
+        ].split(batch)
         return own
 
 
@@ -334,13 +383,17 @@ _barrier: Barrier | None = None
 
 
 def run_ranks(function: Callable[..., T], ranks: int, *args: Any, threads: int = 1) -> list[T]:
-    """Return ``function(rank, *args)`` of each rank, each in a new process; the function calls ``meet``."""
+    """Return ``function(rank, *args)`` of each rank, each in a new process; the function calls
+    ``meet``.
+    """
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(ranks)
     with (
         tempfile.TemporaryDirectory() as folder,
         threads_of_children(threads),
-        ProcessPoolExecutor(ranks, context, initializer=_set_barrier, initargs=(start,)) as executor,
+        ProcessPoolExecutor(
+            ranks, context, initializer=_set_barrier, initargs=(start,)
+        ) as executor,
     ):
         each = [Rank(number=number, ranks=ranks, folder=folder) for number in range(ranks)]
         return list(executor.map(function, each, *([arg] * ranks for arg in args)))
@@ -353,7 +406,9 @@ def _set_barrier(barrier: Barrier) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended: waiting for the others, it would outlive a killed benchmark."""
+    """End this process when its parent has ended: waiting for the others, it would outlive a killed
+    benchmark.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -368,12 +423,17 @@ def meet() -> None:
 
 def optimizer_for(net: nn.Module, options: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Return the torch optimizer of our dict."""
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+    }
     others = {name: value for name, value in options.items() if name != "optimizer"}
     return kinds[options["optimizer"]](net.parameters(), **others)
 
 
-def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+def step(
+    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> None:
     """Train on a batch with the least that it takes: no loss is kept, nothing is measured."""
     optimizer.zero_grad()
     nn.functional.cross_entropy(net(x), y).backward()
@@ -381,7 +441,9 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: t
 
 
 def warm_up(net: nn.Module, options: Mapping[str, Any], x: torch.Tensor, y: torch.Tensor) -> None:
-    """Train a copy of the network on a batch, again and again: the first batches of a process are slower."""
+    """Train a copy of the network on a batch, again and again: the first batches of a process are
+    slower.
+    """
     own = copy.deepcopy(net)
     optimizer = optimizer_for(own, options)
     for _ in range(WARM_UP_BATCHES):
@@ -416,7 +478,8 @@ POWER_SGD_START = 10
 def _ddp(peer: Exchange, compression: str = "") -> Iterator[Method]:
     """PowerSGD has the rank that PyTorch takes by default, 1, and its error feedback.
 
-    All its gradients are in one bucket: a bucket needs three sums in a row, which gloo mixes up between buckets.
+    All its gradients are in one bucket: a bucket needs three sums in a row, which gloo mixes up
+    between buckets.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -436,22 +499,28 @@ def _averager(peer: Exchange) -> Iterator[Method]:
     """Average the parameters after every ``period`` steps."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-    averager = PeriodicModelAverager(peer.period, warmup_steps=peer.period - 1)  # its first step has the number 0
+    # Its first step has the number 0.
+    averager = PeriodicModelAverager(peer.period, warmup_steps=peer.period - 1)
     yield peer.net, lambda: averager.average_parameters(peer.net.parameters())
 
 
 @contextmanager
 def _diloco(peer: Exchange) -> Iterator[Method]:
-    """Step with DiLoCo's outer optimizer every ``period`` steps; each rank is a replica group of torchft's."""
+    """Step with DiLoCo's outer optimizer every ``period`` steps; each rank is a replica group of
+    torchft's.
+    """
     import psutil
     from torchft import Manager, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
     from torchft.local_sgd import DiLoCo
 
-    rank, limit = peer.rank, timedelta(seconds=120)
+    rank = peer.rank
+    limit = timedelta(seconds=120)
     address = psutil.net_if_addrs()[rank.interface][0].address
     servers = [LighthouseServer(bind="[::]:0", min_replicas=rank.ranks)] if rank.number == 0 else []
-    meeting = [f"http://{address}:{server.address().rpartition(':')[2]}" for server in servers] or [""]
+    meeting = [f"http://{address}:{server.address().rpartition(':')[2]}" for server in servers] or [
+        ""
+    ]
     distributed.broadcast_object_list(meeting, src=0)
     store = distributed.TCPStore(address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     manager = Manager(
@@ -478,8 +547,12 @@ def _diloco(peer: Exchange) -> Iterator[Method]:
     manager.shutdown(wait=False)
 
 
-DDP, FP16, POWER_SGD, AVERAGER = "DDP", "DDP fp16", "DDP PowerSGD", "PeriodicModelAverager"
-PLAIN, DILOCO = "plain loop", "torchft DiLoCo"
+DDP = "DDP"
+FP16 = "DDP fp16"
+POWER_SGD = "DDP PowerSGD"
+AVERAGER = "PeriodicModelAverager"
+PLAIN = "plain loop"
+DILOCO = "torchft DiLoCo"
 METHODS: dict[str, Callable[[Exchange], AbstractContextManager[Method]]] = {
     PLAIN: _plain,
     DDP: _ddp,
@@ -494,16 +567,22 @@ MERGING = (AVERAGER, DILOCO)
 """Peers that exchange parameters, not gradients."""
 
 
-# -- applications ------------------------------------------------------------------------------------------
+# -- applications
+# ------------------------------------------------------------------------------------------
 
 
-DEADLINE, GRACE = 1800.0, 10.0
-"""Seconds for an application, which hangs if it takes longer, and for its workers when it has ended."""
+DEADLINE = 1800.0
+GRACE = 10.0
+"""Seconds for an application, which hangs if it takes longer, and for its workers when it has
+ended.
+"""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """How COMPSs runs an application: with so many computing units a node, by default on this machine only."""
+    """How COMPSs runs an application: with so many computing units a node, by default on this
+    machine only.
+    """
 
     units: int = WORKERS
     hosts: Sequence[str] = ()
@@ -514,34 +593,47 @@ class Runtime:
 
 
 def has_compss() -> bool:
-    """Return whether COMPSs is here, and say it if not: everything else can be measured without it."""
+    """Return whether COMPSs is here, and say it if not: everything else can be measured without
+    it.
+    """
     if shutil.which("runcompss") is None:
-        print("SKIPPED: there is no runcompss on the PATH; compss-train doctor says what COMPSs needs")
+        print(
+            "SKIPPED: there is no runcompss on the PATH; compss-train doctor says what COMPSs needs"
+        )
         return False
     return True
 
 
 def call(
-    function: Callable[..., Any], *arguments: Any, runtime: Runtime | None = None, within: Sequence[str] = ()
+    function: Callable[..., Any],
+    *arguments: Any,
+    runtime: Runtime | None = None,
+    within: Sequence[str] = (),
 ) -> Any:
     """Return what the function returns in a new application: of COMPSs where a runtime is given.
 
-    It is found by its file and name; arguments and result are what JSON can hold, and go through files, as what
-    COMPSs prints is not to be relied on. ``within`` are words before the command, which say where it runs.
+    It is found by its file and name; arguments and result are what JSON can hold, and go through
+    files, as what COMPSs prints is not to be relied on. ``within`` are words before the command,
+    which say where it runs.
     """
     with tempfile.TemporaryDirectory(prefix="compss_bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        request, result = folder / "request.json", folder / "result.json"
+        request = folder / "request.json"
+        result = folder / "result.json"
         module = Path(function.__code__.co_filename).stem
         request.write_text(json.dumps([module, function.__name__, arguments, str(result)]))
         python = [sys.executable] if runtime is None else _runcompss(runtime, folder)
         variables = {} if runtime is None else runtime.environment
         code = _run(
-            [*within, *python, str(Path(__file__).resolve()), str(request)], folder, {**os.environ, **variables}
+            [*within, *python, str(Path(__file__).resolve()), str(request)],
+            folder,
+            {**os.environ, **variables},
         )
         if code or not result.exists():
             words = (folder / "output").read_text(errors="replace").splitlines()[-40:]
-            raise RuntimeError("\n".join([f"{function.__name__} ended with {code}; its last words:", *words]))
+            raise RuntimeError(
+                "\n".join([(f"{function.__name__} ended with {code}; its last words:"), *words])
+            )
         return json.loads(result.read_text())
 
 
@@ -562,7 +654,9 @@ def _runcompss(runtime: Runtime, folder: Path) -> list[str]:
 
 
 def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> int | None:
-    """Run the command; return its exit code, or ``None`` where it did not end in time. Leave no process behind."""
+    """Run the command; return its exit code, or ``None`` where it did not end in time. Leave no
+    process behind.
+    """
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -600,27 +694,38 @@ def _processes(folder: Path) -> list[int]:
 
 
 def _application(request: Path) -> None:
-    """Call the function that a file names, imported, so that what it defines has a module for workers, too."""
+    """Call the function that a file names, imported, so that what it defines has a module for
+    workers, too.
+    """
     module, function, arguments, result = json.loads(request.read_text())
     returned = getattr(importlib.import_module(module), function)(*arguments)
     Path(result).write_text(json.dumps(returned))
 
 
-# -- tables ------------------------------------------------------------------------------------------------
+# -- tables
+# ------------------------------------------------------------------------------------------------
 
 
 def in_turn(contestants: Mapping[str, Callable[[int], T]], repetitions: int) -> dict[str, list[T]]:
-    """Call all contestants with the repetition's number, one after another, so that noise meets all of them."""
+    """Call all contestants with the repetition's number, one after another, so that noise meets all
+    of them.
+    """
     results: dict[str, list[T]] = {label: [] for label in contestants}
     for repetition in range(repetitions):
         for label, contestant in contestants.items():
             results[label].append(contestant(repetition))
-            print(f"{repetition + 1}: {label}: {results[label][-1]}"[:200], file=sys.stderr, flush=True)
+            print(
+                f"{repetition + 1}: {label}: {results[label][-1]}"[:200],
+                file=sys.stderr,
+                flush=True,
+            )
     return results
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """Return "median (min-max)"; a plain number where there is one value, a dash where there is none."""
+    """Return "median (min-max)"; a plain number where there is one value, a dash where there is
+    none.
+    """
     if not values:
         return "-"
     if len(values) == 1:
@@ -629,7 +734,9 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def ratios(ours: Sequence[float], peers: Sequence[float]) -> list[float]:
-    """Return the ratio within each repetition: what disturbs the machine disturbs both sides of it."""
+    """Return the ratio within each repetition: what disturbs the machine disturbs both sides of
+    it.
+    """
     return [mine / theirs for mine, theirs in zip(ours, peers, strict=True)]
 
 
@@ -655,7 +762,11 @@ def print_rates(
 ) -> None:
     """Print each contestant's rates, and their ratios to those of one of them."""
     rows = [
-        [label, spread(values, form), spread(ratios(values, rates[to])) if len(values) == len(rates[to]) else "-"]
+        [
+            label,
+            spread(values, form),
+            spread(ratios(values, rates[to])) if len(values) == len(rates[to]) else "-",
+        ]
         for label, values in rates.items()
     ]
     print_table(title, ["contestant", unit, f"to {to}{f' (goal {goal})' if goal else ''}"], rows)

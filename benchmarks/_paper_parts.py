@@ -1,4 +1,5 @@
-"""What runs beside the programs of ``paper_programs``: the application that runs one, and what it may import.
+"""What runs beside the programs of ``paper_programs``: the application that runs one, and what it
+may import.
 
 A copy of this file is in the folder of each program, under this name, so that workers find it.
 """
@@ -25,26 +26,36 @@ PADDING = 4
 
 
 def run_program(program: str, arguments: list[str], seed: int, threads: int) -> dict[str, Any]:
-    """Run a program; return what it printed, the seconds that it took in all, and ours' samples/s of each round."""
+    """Run a program; return what it printed, the seconds that it took in all, and ours' samples/s
+    of each round.
+    """
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     sys.argv = [program, *arguments]
     began = time.perf_counter()
     shown = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(shown):
+        with (
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+            contextlib.redirect_stderr(shown),
+        ):
             runpy.run_path(program, run_name="__main__")
     finally:
         sys.stderr.write(shown.getvalue())
-    rates = [float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", shown.getvalue())]
+    rates = [
+        float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", shown.getvalue())
+    ]
     return {"printed": printed.getvalue(), "seconds": time.perf_counter() - began, "rates": rates}
 
 
-# -- what the forks' tasks do with each batch --------------------------------------------------------------
+# -- what the forks' tasks do with each batch
+# --------------------------------------------------------------
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Cut the same random part out of all padded images of a batch, and flip all or none of them."""
+    """Cut the same random part out of all padded images of a batch, and flip all or none of
+    them.
+    """
     height, width = images.shape[-2:]
     top, left = (int(torch.randint(0, 2 * PADDING, (1,))) for _ in range(2))
     cut = pad(images, PADDING, padding_mode="reflect")[..., top : top + height, left : left + width]
@@ -61,7 +72,8 @@ def clip(model: nn.Module) -> None:
                 parameter.grad.mul_(limit / (norm + 1e-6))
 
 
-# -- the part of torchvision that the programs call, for machines without it -------------------------------
+# -- the part of torchvision that the programs call, for machines without it
+# -------------------------------
 
 
 class InterpolationMode(Enum):

@@ -1,6 +1,8 @@
-"""How large are the worst errors if inputs are chosen while the network learns (``apps/active_surrogate.py``)?
+"""How large are the worst errors if inputs are chosen while the network learns
+(``apps/active_surrogate.py``)?
 
-The network, the bounds and the budgets of the app are fixed, and methods were chosen on seeds other than these.
+The network, the bounds and the budgets of the app are fixed, and methods were chosen on seeds other
+than these.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ def summary(name: str, method: str, times: float, seed: int) -> dict[str, float]
             return dict(known)
     simulations = round(times * app.PROBLEMS[name].simulations)
     errors, seconds, history = app.study(name, method, seed, simulations=simulations)
-    values = [np.median(errors), errors.mean(), np.quantile(errors, 0.99), seconds, (errors**2).mean()]
+    values = [
+        np.median(errors),
+        errors.mean(),
+        np.quantile(errors, 0.99),
+        seconds,
+        (errors**2).mean(),
+    ]
     result = dict(zip(NUMBERS, map(float, values), strict=True))
     result["batches"] = sum(record["batches"] for record in history)
     with STUDIES.open("a") as file:
@@ -50,21 +58,34 @@ def summary(name: str, method: str, times: float, seed: int) -> dict[str, float]
 
 def ratio(ours: list[dict[str, float]], theirs: list[dict[str, float]], key: str) -> float:
     """Return the geometric mean over the seeds of the ratio of a number."""
-    return float(np.exp(np.mean([np.log(one[key] / other[key]) for one, other in zip(ours, theirs, strict=True)])))
+    return float(
+        np.exp(
+            np.mean(
+                [np.log(one[key] / other[key]) for one, other in zip(ours, theirs, strict=True)]
+            )
+        )
+    )
 
 
 def report_errors(name: str, repetitions: int) -> None:
-    """Compare the methods, and find how many simulations uniform inputs need for the worst errors of each."""
+    """Compare the methods, and find how many simulations uniform inputs need for the worst errors
+    of each.
+    """
     studies = [(method, 1.0) for method in app.METHODS] + [("uniform", times) for times in MORE]
     runs = [[summary(name, *each, seed) for seed in range(repetitions)] for each in studies]
     worst = [ratio(own, runs[0], WORST) for own in runs[len(app.METHODS) :]]
-    print(f"{name}: median over {repetitions} seeds; ratios to uniform, geometric mean over the seeds")
+    print(
+        f"{name}: median over {repetitions} seeds; ratios to uniform, geometric mean over the seeds"
+    )
     for (method, times), own in zip(studies, runs, strict=True):
         to_uniform = {key: ratio(own, runs[0], key) for key in NUMBERS}
         needed = np.interp(-to_uniform[WORST], [-1.0, *(-each for each in worst)], [1.0, *MORE])
         values = ", ".join(f"{key} {np.median([each[key] for each in own]):.4f}" for key in NUMBERS)
         ratios = ", ".join(f"{key} {value:.2f}" for key, value in to_uniform.items())
-        print(f"{method} x {times:g}: {values}; to uniform {ratios}; simulations {needed:.1f}", flush=True)
+        print(
+            f"{method} x {times:g}: {values}; to uniform {ratios}; simulations {needed:.1f}",
+            flush=True,
+        )
 
 
 def draw_errors(path: Path, repetitions: int) -> None:
@@ -80,9 +101,20 @@ def draw_errors(path: Path, repetitions: int) -> None:
                 label = f"{key} over simulations" if not place else None
                 axis.plot([place] * len(values), values, ".", color=colour, alpha=0.4)
                 axis.plot(
-                    place, np.median(values), "_", color=colour, markersize=24, markeredgewidth=2, label=label
+                    place,
+                    np.median(values),
+                    "_",
+                    color=colour,
+                    markersize=24,
+                    markeredgewidth=2,
+                    label=label,
                 )
-        axis.set(title=TITLES[name], yscale="log", xticks=range(len(app.METHODS)), xticklabels=app.METHODS)
+        axis.set(
+            title=TITLES[name],
+            yscale="log",
+            xticks=range(len(app.METHODS)),
+            xticklabels=app.METHODS,
+        )
     axes[0].set_ylabel("error")
     axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
@@ -107,7 +139,9 @@ class Numbers(InputSampler):
 
 
 def lasting(problem: app.Problem, seconds: float, number: int) -> Iterator[Any]:
-    """Yield the samples of a simulation; the last one ends after so many seconds, in which samples are repeated."""
+    """Yield the samples of a simulation; the last one ends after so many seconds, in which samples
+    are repeated.
+    """
     yield from app.samples(problem, list(app.inputs("uniform", problem, FEW, 0))[number])
     if number == FEW - 1:
         time.sleep(seconds)
@@ -131,12 +165,17 @@ def rate(name: str, seconds: float, needs_losses: bool, _: int) -> float:
 
 
 def main() -> None:
-    options = common.parsed(common.parser(__doc__, repetitions=5, parts=("heat", "ks", "picture", "rate")))
+    options = common.parsed(
+        common.parser(__doc__, repetitions=5, parts=("heat", "ks", "picture", "rate"))
+    )
     STUDIES.parent.mkdir(exist_ok=True)
     for part in options.parts:
         if part == "rate":
             seconds = 2 if options.quick else 8
-            rates = {f"losses by sample: {each}": partial(rate, "ks", seconds, each) for each in (False, True)}
+            rates = {
+                f"losses by sample: {each}": partial(rate, "ks", seconds, each)
+                for each in (False, True)
+            }
             measured = common.in_turn(rates, 2 * options.repetitions)
             common.print_rates("Samples per second, one worker", measured, next(iter(rates)))
         elif part == "picture":

@@ -1,7 +1,7 @@
 """What does a buffer cost? Batches between one producer and one consumer, and fits through buffers.
 
-The part ``batches`` compares a Reservoir with a bare gather of rows and with a list under a lock; ``fits`` compares
-fits through buffers with one without.
+The part ``batches`` compares a Reservoir with a bare gather of rows and with a list under a lock;
+``fits`` compares fits through buffers with one without.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from torch.utils.data import default_collate
 from compss_train import BufferSpec
 from compss_train.buffers import BufferDrainedError, ReceptionOverError, Reservoir
 
-FEATURES, BATCH, CAPACITY = 784, 128, 10_000
+FEATURES = 784
+BATCH = 128
+CAPACITY = 10_000
 POOL = 60_000
 """Samples that the producer takes its messages from, in turn."""
 PACE = 100_000
 """Samples a second of the producer that is paced: 314 MB/s."""
-BARE, PLAIN, NONE = "bare gather", "locked list, default_collate", "no buffer"
+BARE = "bare gather"
+PLAIN = "locked list, default_collate"
+NONE = "no buffer"
 
 
-# -- batches -----------------------------------------------------------------------------------------------
+# -- batches
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class LockedList:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: list[list[torch.Tensor]] = []  # [sample] or, once it was got, [sample, sample]
+        # [sample] or, once it was got, [sample, sample].
+        self._entries: list[list[torch.Tensor]] = []
         self._seen = 0
         self._over = False
         self._changed = threading.Condition()
@@ -55,7 +61,9 @@ class LockedList:
     def put(self, sample: torch.Tensor) -> None:
         """Store a sample in the place of one that was got, waiting for such a place."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over or len(self._entries) < self._capacity or self._seen)
+            self._changed.wait_for(
+                lambda: self._over or len(self._entries) < self._capacity or self._seen
+            )
             if len(self._entries) < self._capacity:
                 self._entries.append([sample])
             elif not self._over:
@@ -91,8 +99,11 @@ def measured(
     stop: Callable[[], object],
     pace: int = 0,
 ) -> Rates:
-    """Consume batches for some seconds, while a thread puts messages, as fast as it can or at a pace."""
-    stopped, samples = threading.Event(), 0
+    """Consume batches for some seconds, while a thread puts messages, as fast as it can or at a
+    pace.
+    """
+    stopped = threading.Event()
+    samples = 0
 
     def produce() -> None:
         nonlocal samples
@@ -120,7 +131,8 @@ def measured(
 
 def consumed(consume: Callable[[], object], seconds: float) -> tuple[float, float]:
     """Return samples a second of calls that give a batch each, and the seconds that they took."""
-    began, batches = time.perf_counter(), 0
+    began = time.perf_counter()
+    batches = 0
     while (took := time.perf_counter() - began) < seconds:
         consume()
         batches += 1
@@ -132,7 +144,8 @@ def run_ours(pool: torch.Tensor, seconds: float, pace: int, producing: bool = Tr
     buffer.put_many(pool[:CAPACITY])
     if not producing:
         return Rates(consumed(lambda: buffer.get_batch(BATCH), seconds)[0])
-    get, stop = (lambda: buffer.get_batch(BATCH)), buffer.signal_reception_over
+    get = lambda: buffer.get_batch(BATCH)
+    stop = buffer.signal_reception_over
     rates = measured(get, seconds, buffer.put_many, pool, stop, pace)
     with suppress(BufferDrainedError):
         while True:
@@ -156,12 +169,15 @@ def run_plain(pool: torch.Tensor, seconds: float) -> Rates:
 
 def run_bare(pool: torch.Tensor, seconds: float) -> Rates:
     held = pool[:CAPACITY].clone()
-    return Rates(consumed(lambda: held.index_select(0, torch.randint(CAPACITY, (BATCH,))), seconds)[0])
+    return Rates(
+        consumed(lambda: held.index_select(0, torch.randint(CAPACITY, (BATCH,))), seconds)[0]
+    )
 
 
 def report_batches(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # as a worker has them
-    pool, seconds = torch.rand(POOL, FEATURES), options.seconds
+    pool = torch.rand(POOL, FEATURES)
+    seconds = options.seconds
     contestants: dict[str, Callable[[int], Rates]] = {
         BARE: lambda _: run_bare(pool, seconds),
         "ours": lambda _: run_ours(pool, seconds, 0),
@@ -175,10 +191,13 @@ def report_batches(options: argparse.Namespace) -> None:
     common.print_rates(title, got, BARE, ">= 0.5", "samples got/s")
     for label, runs in results.items():
         if runs[0].put:
-            print(f"put meanwhile, {label}: {common.spread([rates.put for rates in runs], ',.0f')}/s")
+            print(
+                f"put meanwhile, {label}: {common.spread([rates.put for rates in runs], ',.0f')}/s"
+            )
 
 
-# -- fits --------------------------------------------------------------------------------------------------
+# -- fits
+# --------------------------------------------------------------------------------------------------
 
 
 def report_fits(options: argparse.Namespace) -> None:
@@ -187,13 +206,20 @@ def report_fits(options: argparse.Namespace) -> None:
     def rate(kind: Any, seed: int) -> float:
         buffer = kind and BufferSpec(kind, 4096)
         with common.warm_trainer(common.network("MLP", seed), seed=seed) as trainer:
-            return common.fit(trainer, *images.blocked(8), epochs=options.epochs, buffer=buffer).rate
+            return common.fit(
+                trainer, *images.blocked(8), epochs=options.epochs, buffer=buffer
+            ).rate
 
     contestants: dict[str, Callable[[int], float]] = {NONE: partial(rate, None)}
     for kind in ("FIRO", "FIFO", "Reservoir"):
         contestants[f"{kind} of 4,096"] = partial(rate, kind)
-    title = f"MLP, {common.WORKERS} workers, {options.epochs} epochs of {options.samples:,} images in 8 blocks"
-    common.print_rates(title, common.in_turn(contestants, options.repetitions), NONE, "FIRO: >= 0.95")
+    title = (
+        f"MLP, {common.WORKERS} workers, {options.epochs} epochs of {options.samples:,} "
+        "images in 8 blocks"
+    )
+    common.print_rates(
+        title, common.in_turn(contestants, options.repetitions), NONE, ("FIRO: >= 0.95")
+    )
 
 
 PARTS = {"batches": report_batches, "fits": report_fits}
@@ -201,7 +227,9 @@ PARTS = {"batches": report_batches, "fits": report_fits}
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=5, epochs=3, samples=60_000, parts=PARTS)
-    options_parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of batches")
+    options_parser.add_argument(
+        "--seconds", type=float, default=3.0, help=("of each measurement of batches")
+    )
     options = common.parsed(options_parser, seconds=0.3, epochs=1, samples=12_000)
     print(common.image_source())
     for part in options.parts:

@@ -1,6 +1,8 @@
-"""Train the Fashion-MNIST MLP with a checkpoint every other round: how much longer a round with one takes.
+"""Train the Fashion-MNIST MLP with a checkpoint every other round: how much longer a round with one
+takes.
 
-Neighbouring rounds of one fit are compared, because whole fits differ by more than the effect to measure.
+Neighbouring rounds of one fit are compared, because whole fits differ by more than the effect to
+measure.
 """
 
 from __future__ import annotations
@@ -31,11 +33,16 @@ def measure(options: argparse.Namespace, optimizer: str) -> list[str]:
             tempfile.TemporaryDirectory(dir=options.folder) as folder,
             common.warm_trainer(common.network("MLP", 0), OPTIMIZERS[optimizer]) as trainer,
         ):
-            fitted = common.fit(trainer, x, y, epochs=options.epochs, callbacks=[Checkpoint(folder, every=2)])
+            fitted = common.fit(
+                trainer, x, y, epochs=options.epochs, callbacks=[Checkpoint(folder, every=2)]
+            )
             size = sum(path.stat().st_size for path in next(Path(folder).glob("round-*")).iterdir())
         took = [record["seconds"] for record in fitted.history]
         seconds += took
-        found += [took[each] / mean([took[each - 1], took[each + 1]]) for each in range(2, len(took) - 1, 2)]
+        found += [
+            took[each] / mean([took[each - 1], took[each + 1]])
+            for each in range(2, len(took) - 1, 2)
+        ]
     low, median, high = quantiles(found, n=4)
     quartiles = f"{median:.3f} ({low:.3f} to {high:.3f})"
     return [
@@ -50,7 +57,9 @@ def measure(options: argparse.Namespace, optimizer: str) -> list[str]:
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=2, epochs=32, samples=60_000)
-    options_parser.add_argument("--folder", type=Path, help="of the checkpoints (default: the temporary one)")
+    options_parser.add_argument(
+        "--folder", type=Path, help=("of the checkpoints (default: the temporary one)")
+    )
     options = common.parsed(options_parser, samples=2_000, epochs=8)
     print(common.image_source())
     columns = [

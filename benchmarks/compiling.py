@@ -1,7 +1,8 @@
-"""Do compiled networks and fused optimizers gain? Samples a second of whole fits, and seconds before they begin.
+"""Do compiled networks and fused optimizers gain? Samples a second of whole fits, and seconds
+before they begin.
 
-With ``--cpu`` fits run in this process, and seconds are those of the CPU, compilers included: for a machine that
-other programs use as well.
+With ``--cpu`` fits run in this process, and seconds are those of the CPU, compilers included: for a
+machine that other programs use as well.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ GOAL = "1.2 for one network at least, never below 1"
 
 
 def measure(name: str, precision: str, options: argparse.Namespace) -> None:
-    """Run the variants in turn, again and again, with processes that stay; and print what came out."""
+    """Run the variants in turn, again and again, with processes that stay; and print what came
+    out.
+    """
     images = common.load_images(options.samples)
     x, y = images.blocked(4)
     seconds_of = partial(common.seconds_of, clock=cpu_seconds if options.cpu else time.perf_counter)
@@ -43,12 +46,18 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
     warm_up: dict[str, float] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        stack.enter_context(common.environment(TORCHINDUCTOR_CACHE_DIR=folder))  # nothing is compiled yet
+        # Nothing is compiled yet.
+        stack.enter_context(common.environment(TORCHINDUCTOR_CACHE_DIR=folder))
         for variant, build in VARIANTS.items():
             engine = "serial" if options.cpu else "local"
-            trainer = stack.enter_context(DistributedTrainer(options.workers, engine=engine, seed=0, threads=1))
-            trainer.build(common.network(name, 0), loss="cross_entropy", **build, **PRECISIONS[precision])
-            trainer.evaluate(images.x[: common.BATCH], images.y[: common.BATCH])  # the processes have started
+            trainer = stack.enter_context(
+                DistributedTrainer(options.workers, engine=engine, seed=0, threads=1)
+            )
+            trainer.build(
+                common.network(name, 0), loss="cross_entropy", **build, **PRECISIONS[precision]
+            )
+            # The processes have started.
+            trainer.evaluate(images.x[: common.BATCH], images.y[: common.BATCH])
             warm_up[variant] = seconds_of(partial(common.fit, trainer, x, y, epochs=1))
             whole = partial(common.fit, trainer, x, y, epochs=options.epochs)
             contestants[variant] = partial(lambda fit, _: seconds_of(fit), whole)
@@ -63,7 +72,12 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
         ]
         for variant, values in seconds.items()
     ]
-    headers = ["variant", "samples/s", f"to {EAGER} (goal of both, fp32: {GOAL})", "s more in the first epoch"]
+    headers = [
+        "variant",
+        "samples/s",
+        f"to {EAGER} (goal of both, fp32: {GOAL})",
+        ("s more in the first epoch"),
+    ]
     common.print_table(f"{name}, {precision}", headers, rows)
 
 

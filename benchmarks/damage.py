@@ -1,8 +1,10 @@
-"""What damage does: mutated files of a run, flipped bits and nonsense command lines, thousands of times.
+"""What damage does: mutated files of a run, flipped bits and nonsense command lines, thousands of
+times.
 
-``python benchmarks/damage.py [MUTATIONS] [SEED]`` trains a small run, then damages one file at a time and runs a
-command that reads it. The outcome must be an error, the numbers of before, or others with a warning. Tracebacks and
-other numbers without a word are printed, and make the exit code 1.
+``python benchmarks/damage.py [MUTATIONS] [SEED]`` trains a small run, then damages one file at a
+time and runs a command that reads it. The outcome must be an error, the numbers of before, or
+others with a warning. Tracebacks and other numbers without a word are printed, and make the exit
+code 1.
 """
 
 import contextlib
@@ -31,7 +33,24 @@ build = { optimizer = { optimizer = "sgd", lr = 0.1 }, loss = "cross_entropy", m
 fit = { num_epochs = 3, batch_size = 10, progress = false }
 output = { csv = true, report = false }
 """
-VALUES = [None, True, -1, 0, 5, 1e300, 10**400, -0.5, float("nan"), "", "text", "\x1b[2J", [], {}, [1], {"a": 1}]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    5,
+    1e300,
+    10**400,
+    -0.5,
+    float("nan"),
+    "",
+    "text",
+    "\x1b[2J",
+    [],
+    {},
+    [1],
+    {"a": 1},
+]
 COMMANDS = ("fit", "evaluate", "predict", "report", "plot", "compare", "runs", "advise", "shard")
 OPTIONS = ("--output", "--data", "--input", "-o", "--set", "--json", "--best", "--rows", "--resume")
 WORDS = (*COMMANDS, *OPTIONS, "run", "x.npy", "fit.num_epochs=x", "/", "nowhere", "-1", "", "\0")
@@ -48,24 +67,37 @@ READERS = {
 
 
 def called(arguments: Sequence[str]) -> tuple[int, str, str, str]:
-    """Return the exit code of a command, what it printed, its warnings and errors, and its traceback, if any."""
-    out, err, failure = io.StringIO(), io.StringIO(), ""
+    """Return the exit code of a command, what it printed, its warnings and errors, and its
+    traceback, if any.
+    """
+    out = io.StringIO()
+    err = io.StringIO()
+    failure = ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main(list(arguments))
         except SystemExit as end:
             code = int(end.code or 0)
         except BaseException:
-            code, failure = -1, traceback.format_exc()
+            code = -1
+            failure = traceback.format_exc()
     return code, out.getvalue(), err.getvalue(), failure
 
 
 def command_of(reader: str, folder: Path) -> list[str]:
-    """Return the arguments of a command that reads a run; files that it writes lie beside the run."""
+    """Return the arguments of a command that reads a run; files that it writes lie beside the
+    run.
+    """
     name, *flags = reader.split()
     outputs = {"report": "page.html", "plot": "plot.png"}
     output = ["-o", str(folder.with_name(outputs[name]))] if name in outputs else []
-    return [name, str(folder), *flags, *output, *(["--json", "--trust"] if name == "evaluate" else [])]
+    return [
+        name,
+        str(folder),
+        *flags,
+        *output,
+        *(["--json", "--trust"] if name == "evaluate" else []),
+    ]
 
 
 def mutated_json(text: str, draw: random.Random) -> str:
@@ -95,23 +127,40 @@ def flipped(content: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.1:
         return content[: draw.randrange(len(content))]
     place = draw.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :]
+    return (
+        content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :]
+    )
 
 
 def damage_run(
-    folder: Path, mutations: int, draw: random.Random, found: Counter[str], show: Callable[..., None]
+    folder: Path,
+    mutations: int,
+    draw: random.Random,
+    found: Counter[str],
+    show: Callable[..., None],
 ) -> None:
     """Damage the files of a run, one at a time, and count what the commands make of it."""
     killed = folder.with_name("killed")  # without parameters, so that checkpoints are read
     shutil.copytree(folder, killed, ignore=shutil.ignore_patterns("parameters.safetensors"))
-    healthy = {reader: called(command_of(reader, folder))[1] for readers in READERS.values() for reader in readers}
+    healthy = {
+        reader: called(command_of(reader, folder))[1]
+        for readers in READERS.values()
+        for reader in readers
+    }
     for _ in range(mutations):
         name = draw.choice(list(READERS))
         run = killed if name.startswith("checkpoints") else folder
-        file, reader = draw.choice(sorted(run.glob(name))), draw.choice(READERS[name])
+        file = draw.choice(sorted(run.glob(name)))
+        reader = draw.choice(READERS[name])
         content = file.read_bytes()
-        by_value = file.suffix in (".json", ".jsonl") and not name.startswith("checkpoints") and draw.random() < 0.7
-        file.write_bytes(mutated_json(content.decode(), draw).encode() if by_value else flipped(content, draw))
+        by_value = (
+            file.suffix in (".json", ".jsonl")
+            and not name.startswith("checkpoints")
+            and draw.random() < 0.7
+        )
+        file.write_bytes(
+            mutated_json(content.decode(), draw).encode() if by_value else flipped(content, draw)
+        )
         code, out, err, failure = called(command_of(reader, run))
         other = code == 0 and reader.startswith("evaluate") and out != healthy[reader]
         silent = other and not err and name != "config.toml"  # which the user writes
@@ -123,12 +172,19 @@ def damage_run(
 
 
 def main_of_script(mutations: int, seed: int) -> int:
-    draw, found, bad = random.Random(seed), Counter[str](), 0
+    draw = random.Random(seed)
+    found = Counter[str]()
+    bad = 0
 
     def show(what: str, file: Path | None = None) -> None:
         nonlocal bad
         bad += 1
-        print(what[-1500:], *([file.read_bytes()[:300]] if file is not None else []), sep="\n", flush=True)
+        print(
+            what[-1500:],
+            *([file.read_bytes()[:300]] if file is not None else []),
+            sep="\n",
+            flush=True,
+        )
 
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         Path("run.toml").write_text(RUN)
@@ -150,4 +206,8 @@ def main_of_script(mutations: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main_of_script(*(int(value) for value in (*sys.argv[1:3], *("2000", "0")[len(sys.argv) - 1 :]))))
+    sys.exit(
+        main_of_script(
+            *(int(value) for value in (*sys.argv[1:3], *("2000", "0")[len(sys.argv) - 1 :]))
+        )
+    )

@@ -1,11 +1,14 @@
-"""What do faults cost? The samples/s that are left if workers are killed, and a link that breaks and is mended.
+"""What do faults cost? The samples/s that are left if workers are killed, and a link that breaks
+and is mended.
 
-The part ``kills`` kills a worker process again and again, on each engine. In ``link``, the link of two nodes of
-``network`` breaks in the middle of a fit on Ray: does the fit go on, and with the same bits? One that ends with an
-error, or takes too long, is started again in a new cluster and continues from its checkpoint. Needs root.
+The part ``kills`` kills a worker process again and again, on each engine. In ``link``, the link of
+two nodes of ``network`` breaks in the middle of a fit on Ray: does the fit go on, and with the same
+bits? One that ends with an error, or takes too long, is started again in a new cluster and
+continues from its checkpoint. Needs root.
 
-In ``studies`` all processes of a study are killed at random, five times, for each kind of buffer: what is its error
-to that of undisturbed seeds, and what ran again? ``saves``: how long do workers with large buffers wait for a save?
+In ``studies`` all processes of a study are killed at random, five times, for each kind of buffer:
+what is its error to that of undisturbed seeds, and what ran again? ``saves``: how long do workers
+with large buffers wait for a save?
 """
 
 from __future__ import annotations
@@ -42,20 +45,29 @@ from compss_train.training.checkpoints import list_checkpoints, read_latest_chec
 
 KINDS = "FIFO", "FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir"
 """The buffers of studies."""
-SLOTS, FAULT_SECONDS = 32, 1800 / 62
-"""A larger machine that is computed: torchft's own test had 62 faults in half an hour with so many replicas."""
+SLOTS = 32
+FAULT_SECONDS = 1800 / 62
+"""A larger machine that is computed: torchft's own test had 62 faults in half an hour with so many
+replicas.
+"""
 CUT_NODE = 1
 """The program runs in node 0."""
 BROKEN_ROUND = "round-000003"
 """The checkpoint after which the link breaks."""
 
 
-# -- workers that are killed -------------------------------------------------------------------------------
+# -- workers that are killed
+# -------------------------------------------------------------------------------
 
 
 def rate(engine: str, samples: int, epochs: int, every: float, folder: str) -> dict[str, float]:
-    """Return the samples/s of a fit, and how many processes were killed, one every so many seconds."""
-    images, stamp, over, killed = common.load_images(samples), common.Stamp(folder), threading.Event(), [0]
+    """Return the samples/s of a fit, and how many processes were killed, one every so many
+    seconds.
+    """
+    images = common.load_images(samples)
+    stamp = common.Stamp(folder)
+    over = threading.Event()
+    killed = [0]
 
     def kill() -> None:
         while every and not over.wait(every):
@@ -73,7 +85,9 @@ def rate(engine: str, samples: int, epochs: int, every: float, folder: str) -> d
 def report_kills(options: argparse.Namespace) -> None:
     rows = []
     for engine in options.engines:
-        kept, cost, kills = [], [], 0
+        kept = []
+        cost = []
+        kills = 0
         for _ in range(options.repetitions):
             runs = []
             for every in (0.0, options.every):
@@ -84,23 +98,37 @@ def report_kills(options: argparse.Namespace) -> None:
             kills += disturbed["kills"]
             if disturbed["kills"]:
                 cost.append((disturbed["seconds"] - still["seconds"]) / disturbed["kills"])
-        large = 1 - median(cost or [0.0]) / FAULT_SECONDS  # all slots wait for the one that trains again
+        # All slots wait for the one that trains again.
+        large = 1 - median(cost or [0.0]) / FAULT_SECONDS
         rows.append([engine, str(kills), spread(kept, ".2f"), spread(cost, ".1f"), f"{large:.3f}"])
-    headers = ["engine", "kills", "kept of the samples/s", "seconds a kill", f"{SLOTS} slots, computed"]
+    headers = [
+        "engine",
+        "kills",
+        "kept of the samples/s",
+        "seconds a kill",
+        (f"{SLOTS} slots, computed"),
+    ]
     common.print_table(f"A worker killed every {options.every:g} s, {WORKERS} slots", headers, rows)
 
 
-# -- a link that breaks ------------------------------------------------------------------------------------
+# -- a link that breaks
+# ------------------------------------------------------------------------------------
 
 
 def repeatable(engine: str, folder: str, samples: int, epochs: int) -> dict[str, Any]:
-    """Fit with a checkpoint each round, from the last one if there is any; return the bits, and rounds' seconds."""
+    """Fit with a checkpoint each round, from the last one if there is any; return the bits, and
+    rounds' seconds.
+    """
     options = {"resume": folder} if any(Path(folder).iterdir()) else {}
     with DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(common.network("MLP", 0), common.SGD, "cross_entropy")
         data = common.load_images(samples).blocked(2 * WORKERS)
-        fitted = common.fit(trainer, *data, epochs=epochs, callbacks=[Checkpoint(folder)], **options)
-        arrays = [np.asarray(value).tobytes() for _, value in sorted(trainer.get_parameters().items())]
+        fitted = common.fit(
+            trainer, *data, epochs=epochs, callbacks=[Checkpoint(folder)], **options
+        )
+        arrays = [
+            np.asarray(value).tobytes() for _, value in sorted(trainer.get_parameters().items())
+        ]
     seconds = [record["seconds"] for record in fitted.history]
     return {"bits": sha256(b"".join(arrays)).hexdigest()[:12], "seconds": seconds}
 
@@ -120,7 +148,9 @@ def fit(network: Network, folder: str, options: argparse.Namespace) -> dict[str,
 
 
 def row(network: Network, options: argparse.Namespace, after: float, bits: str) -> list[str]:
-    """Break a link once, so many seconds after the checkpoint, mend it, and return the cells of the table."""
+    """Break a link once, so many seconds after the checkpoint, mend it, and return the cells of the
+    table.
+    """
     with TemporaryDirectory() as folder:
 
         def break_link() -> None:
@@ -132,13 +162,19 @@ def row(network: Network, options: argparse.Namespace, after: float, bits: str) 
             network.plug(CUT_NODE, "up")
 
         threading.Thread(target=break_link, daemon=True).start()
-        ended, how = fit(network, folder, options), "goes on"
+        ended = fit(network, folder, options)
+        how = "goes on"
         if isinstance(ended, str):
             how = f"ends: {ended}, and resumes"
             ended = fit(network, folder, options)
     if isinstance(ended, str):
         return [f"{after:g}", f"{how}: {ended}", "-", "-"]
-    return [f"{after:g}", how, "yes" if ended["bits"] == bits else "NO", f"{max(ended['seconds'][1:]):.0f}"]
+    return [
+        f"{after:g}",
+        how,
+        "yes" if ended["bits"] == bits else "NO",
+        f"{max(ended['seconds'][1:]):.0f}",
+    ]
 
 
 def report_link(options: argparse.Namespace) -> None:
@@ -148,12 +184,18 @@ def report_link(options: argparse.Namespace) -> None:
         network.limit(options.rate)
         whole = call(repeatable, "local", folder, *options.task)
         rows = [row(network, options, after, whole["bits"]) for after in options.after]
-    headers = ["s after a checkpoint", "the fit", "same bits as on the local engine", "longest later round, s"]
+    headers = [
+        "s after a checkpoint",
+        "the fit",
+        "same bits as on the local engine",
+        ("longest later round, s"),
+    ]
     title = f"A link of {options.rate:g} Mbit/s that is down for {options.down:g} s"
     common.print_table(title, headers, rows)
 
 
-# -- studies that are killed -------------------------------------------------------------------------------
+# -- studies that are killed
+# -------------------------------------------------------------------------------
 
 
 def simulate(folder: Path, frequency: float) -> Iterator[Any]:
@@ -206,7 +248,9 @@ def later(earlier: Any, latter: Any) -> Any:
 
 def start(folder: str, kind: str, seed: int) -> subprocess.Popen[bytes]:
     code = f"import faults; faults.life({folder!r}, {kind!r}, {seed})"
-    return subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, start_new_session=True
+    )
 
 
 def kill_session(leader: int) -> None:
@@ -218,12 +262,17 @@ def kill_session(leader: int) -> None:
 
 
 def study(kind: str, seed: int, kills: int) -> tuple[float, int]:
-    """Return the error of a study, and how many of the simulations that its saves held as complete ran again."""
-    draw, again = random.Random(f"{kind} {seed}"), 0
+    """Return the error of a study, and how many of the simulations that its saves held as complete
+    ran again.
+    """
+    draw = random.Random(f"{kind} {seed}")
+    again = 0
     with TemporaryDirectory() as folder:
-        saves, begun = Path(folder, "saves"), Path(folder, "begun")
+        saves = Path(folder, "saves")
+        begun = Path(folder, "begun")
         for _ in range(kills):
-            program, known = start(folder, kind, seed), set(list_checkpoints(saves))
+            program = start(folder, kind, seed)
+            known = set(list_checkpoints(saves))
             while program.poll() is None and not set(list_checkpoints(saves)) - known:
                 time.sleep(0.01)
             time.sleep(draw.random())
@@ -249,7 +298,8 @@ def report_studies(options: argparse.Namespace) -> None:
     for kind in KINDS:
         undisturbed = [study(kind, seed, 0)[0] for seed in range(options.repetitions)]
         killed = [study(kind, seed, 5) for seed in range(2)]
-        errors, again = [error for error, _ in killed], sum(each for _, each in killed)
+        errors = [error for error, _ in killed]
+        again = sum(each for _, each in killed)
         rows.append([kind, spread(undisturbed, ".2e"), spread(errors, ".2e"), str(again)])
     headers = ["buffer", "error, undisturbed", "killed 5 times", "complete ones that ran again"]
     common.print_table("Studies of 80 simulations whose processes are all killed", headers, rows)
@@ -264,7 +314,10 @@ def report_saves(options: argparse.Namespace) -> None:
         for _ in range(2000):
             yield rng.random(6, np.float32), rng.random(10_000, np.float32)
 
-    with TemporaryDirectory() as folder, DistributedTrainer(2, engine="local", threads=1, seed=0) as trainer:
+    with (
+        TemporaryDirectory() as folder,
+        DistributedTrainer(2, engine="local", threads=1, seed=0) as trainer,
+    ):
         trainer.build(nn.Linear(6, 10_000), {"optimizer": "sgd", "lr": 1e-3}, "mse")
         trainer.fit_online(
             Simulations(large, range(60), count=1),
@@ -281,22 +334,42 @@ def report_saves(options: argparse.Namespace) -> None:
         size = sum(path.stat().st_size for path in Path(folder).rglob("buffer-*")) / 1e6
         writing = common.seconds_of(partial(Path(folder, "bytes").write_bytes, bytes(200_000_000)))
     print(
-        f"saves of {size:.0f} MB on disk: workers waited {spread(seconds)} s; writing 200 MB takes {writing:.2f} s"
+        f"saves of {size:.0f} MB on disk: workers waited {spread(seconds)} s; writing 200 MB "
+        f"takes {writing:.2f} s"
     )
 
 
-PARTS = {"kills": report_kills, "link": report_link, "studies": report_studies, "saves": report_saves}
+PARTS = {
+    "kills": report_kills,
+    "link": report_link,
+    "studies": report_studies,
+    "saves": report_saves,
+}
 
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=40, samples=60_000, parts=PARTS)
-    kills, link = (options_parser.add_argument_group(f"the part {part}").add_argument for part in ("kills", "link"))
+    kills, link = (
+        options_parser.add_argument_group(f"the part {part}").add_argument
+        for part in ("kills", "link")
+    )
     kills("--engines", nargs="+", default=["local", "ray"])
     kills("--every", type=float, default=15.0, help="seconds between kills")
     link("--rate", type=float, default=100.0, help="Mbit/s")
     link("--down", type=float, default=30.0, help="seconds without a link")
-    link("--after", type=float, nargs="+", default=[0.1, 1.5, 2.5], help="seconds from a checkpoint to the break")
-    link("--keepalive", type=float, default=20.0, help="seconds between pings, and for an answer; 0: Ray's own")
+    link(
+        "--after",
+        type=float,
+        nargs="+",
+        default=[0.1, 1.5, 2.5],
+        help=("seconds from a checkpoint to the break"),
+    )
+    link(
+        "--keepalive",
+        type=float,
+        default=20.0,
+        help=("seconds between pings, and for an answer; 0: Ray's own"),
+    )
     link("--patience", type=float, default=600.0, help="seconds until a fit has taken too long")
     options = common.parsed(options_parser, epochs=4, samples=10_000, every=2.0, after=[0.1])
     print(common.image_source())

@@ -1,9 +1,11 @@
-"""Do files and tables keep up with training? Partial shuffles, slow stores, caches, and formats of tables.
+"""Do files and tables keep up with training? Partial shuffles, slow stores, caches, and formats of
+tables.
 
-The part ``samplers`` compares partial shuffles with plain reading, and with the original sampler if ``--original``
-names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose call of its base class current PyTorch
-refuses, and which is let pass here. ``threads`` and ``cache`` read a store that takes 50 ms a file; ``fits`` and
-``tables`` compare fits on files, and on Parquet, Arrow and a data set of Hugging Face, with fits from memory.
+The part ``samplers`` compares partial shuffles with plain reading, and with the original sampler if
+``--original`` names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose call of its
+base class current PyTorch refuses, and which is let pass here. ``threads`` and ``cache`` read a
+store that takes 50 ms a file; ``fits`` and ``tables`` compare fits on files, and on Parquet, Arrow
+and a data set of Hugging Face, with fits from memory.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ from torch.utils.data import Sampler
 from compss_train import FileDataset, PartialShuffle, PartialShuffleSampler, Samples, write_files
 from compss_train.data.readers import NpzReader
 
-FILES, BATCH, POOL = 20, 128, 4096
+FILES = 20
+BATCH = 128
+POOL = 4096
 ORIGINAL_BATCHES = 40
 """Batches of the original that are timed, after as many: it makes some ten a second."""
-PLAIN, MEMORY = "plain: read a file, permute it", "memory"
-SLOW_FILES, SECONDS_PER_FILE = 64, 0.05
+PLAIN = "plain: read a file, permute it"
+MEMORY = "memory"
+SLOW_FILES = 64
+SECONDS_PER_FILE = 0.05
 """Files of the slow store, and how long each takes to come."""
 
 
@@ -46,7 +52,8 @@ def written(folder: Path, files: int, **arrays: Any) -> Any:
     return write_files(folder, arrays, rows=-(-len(next(iter(arrays.values()))) // files))
 
 
-# -- samplers ----------------------------------------------------------------------------------------------
+# -- samplers
+# ----------------------------------------------------------------------------------------------
 
 
 def read_plainly(dataset: FileDataset, random: np.random.Generator) -> None:
@@ -61,7 +68,8 @@ def read_plainly(dataset: FileDataset, random: np.random.Generator) -> None:
 def report_samplers(folder: Path, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     random = np.random.default_rng(0)
-    x, y = random.integers(0, 256, (options.samples, 784), dtype=np.uint8), random.integers(0, 10, options.samples)
+    x = random.integers(0, 256, (options.samples, 784), dtype=np.uint8)
+    y = random.integers(0, 10, options.samples)
     dataset = FileDataset(written(folder / "bytes", FILES, x=x, y=y))
 
     def rate(read: Callable[[], object]) -> float:
@@ -71,16 +79,23 @@ def report_samplers(folder: Path, options: argparse.Namespace) -> None:
         sampler.set_epoch(epoch)
         return rate(partial(use_up, sampler))
 
-    contestants: dict[str, Callable[[int], float]] = {PLAIN: lambda _: rate(lambda: read_plainly(dataset, random))}
+    contestants: dict[str, Callable[[int], float]] = {
+        PLAIN: lambda _: rate(lambda: read_plainly(dataset, random))
+    }
     for pools, pool in ((1, POOL), (2, POOL), (1, 16 * POOL), (2, 16 * POOL)):
         sampler = PartialShuffleSampler(dataset, shuffle_buffer=pool, pools=pools, batch_size=BATCH)
         contestants[f"{pools} pool(s) of {pool:,}"] = partial(sample, sampler)
     found = common.in_turn(contestants, 3 * options.repetitions + 1)
-    speeds = {label: rates[1:] for label, rates in found.items()}  # the first epoch takes memory from the system
+    # The first epoch takes memory from the system.
+    speeds = {label: rates[1:] for label, rates in found.items()}
     if options.original is not None:
         for pool in (POOL, 16 * POOL):
-            speeds[f"original, 2 pools of {pool:,}"] = [original_speed(dataset, options.original, pool)]
-    title = f"{dataset.number_samples:,} samples of 784 bytes in {FILES} npz files, batches of {BATCH}"
+            speeds[f"original, 2 pools of {pool:,}"] = [
+                original_speed(dataset, options.original, pool)
+            ]
+    title = (
+        f"{dataset.number_samples:,} samples of 784 bytes in {FILES} npz files, batches of {BATCH}"
+    )
     common.print_rates(title, speeds, PLAIN, "2 pools of 4,096: >= 0.5")
 
 
@@ -104,7 +119,11 @@ def original_speed(dataset: FileDataset, folder: Path, pool: int) -> float:
         Sampler.__init__ = before  # type: ignore[method-assign]
     batches = iter(sampler)
     use_up(islice(batches, ORIGINAL_BATCHES))
-    return ORIGINAL_BATCHES * BATCH / common.seconds_of(lambda: use_up(islice(batches, ORIGINAL_BATCHES)))
+    return (
+        ORIGINAL_BATCHES
+        * BATCH
+        / common.seconds_of(lambda: use_up(islice(batches, ORIGINAL_BATCHES)))
+    )
 
 
 def original_reader(filename: str, get_data: bool = False) -> Any:
@@ -115,11 +134,14 @@ def original_reader(filename: str, get_data: bool = False) -> Any:
     return (data, length) if get_data else length
 
 
-# -- a slow store ------------------------------------------------------------------------------------------
+# -- a slow store
+# ------------------------------------------------------------------------------------------
 
 
 def slow_reader(filename: str, get_data: bool = False) -> Any:
-    """Read a file of a store that takes its time for the rows, as many at a time as it is asked for."""
+    """Read a file of a store that takes its time for the rows, as many at a time as it is asked
+    for.
+    """
     if get_data:
         time.sleep(SECONDS_PER_FILE)
     return NpzReader()(filename, get_data)
@@ -141,16 +163,21 @@ def report_threads(folder: Path, options: argparse.Namespace) -> None:
     common.print_rates(title, found, "1 thread(s)", "4 threads: >= 3.5")
 
 
-# -- fits --------------------------------------------------------------------------------------------------
+# -- fits
+# --------------------------------------------------------------------------------------------------
 
 Contestants = dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any]]]
 """What makes the data of a fit, and the fit's options."""
 
 
-def report_fits_of(title: str, contestants: Contestants, goal: str, options: argparse.Namespace) -> None:
+def report_fits_of(
+    title: str, contestants: Contestants, goal: str, options: argparse.Namespace
+) -> None:
     """Print samples/s of whole fits with processes that run, and of their first two epochs."""
 
-    def run(data: Callable[[], tuple[Any, ...]], fit_options: dict[str, Any], seed: int) -> common.Fitted:
+    def run(
+        data: Callable[[], tuple[Any, ...]], fit_options: dict[str, Any], seed: int
+    ) -> common.Fitted:
         with common.warm_trainer(common.network("MLP", seed), seed=seed) as trainer:
             return common.fit(trainer, *data(), epochs=max(2, options.epochs), **fit_options)
 
@@ -168,11 +195,15 @@ def report_fits_of(title: str, contestants: Contestants, goal: str, options: arg
             for epoch in (0, 1)
         },
     }
-    headers, rows = ["samples/s from"], [[label] for label in everyone]
+    headers = ["samples/s from"]
+    rows = [[label] for label in everyone]
     for name, speeds in columns.items():
         headers += [name, f"to {MEMORY}{f' (goal {goal})' if name != 'epoch 1' else ''}"]
         for cells, each in zip(rows, speeds.values(), strict=True):
-            cells += [common.spread(each, ",.0f"), common.spread(common.ratios(each, speeds[MEMORY]))]
+            cells += [
+                common.spread(each, ",.0f"),
+                common.spread(common.ratios(each, speeds[MEMORY])),
+            ]
     epochs = max(2, options.epochs)
     common.print_table(f"{title}; MLP, {common.WORKERS} workers, {epochs} epochs", headers, rows)
 
@@ -183,12 +214,19 @@ def report_cache(folder: Path, options: argparse.Namespace) -> None:
     files = written(folder / "slow", SLOW_FILES, x=images.x, y=images.y)
 
     def dataset(cache: Any) -> tuple[Any, ...]:
-        shutil.rmtree(folder / "cache", ignore_errors=True)  # what the repetition before has left there
+        # What the repetition before has left there.
+        shutil.rmtree(folder / "cache", ignore_errors=True)
         return (FileDataset(files, reader=slow_reader, cache=cache, cache_bytes=cache and 2**30),)
 
-    caches = {"no cache": None, "a cache in memory": "memory", "a cache in a folder": folder / "cache"}
+    caches = {
+        "no cache": None,
+        "a cache in memory": "memory",
+        "a cache in a folder": folder / "cache",
+    }
     shuffle = {"shuffle": PartialShuffle(POOL)}
-    contestants: Contestants = {label: (partial(dataset, cache), shuffle) for label, cache in caches.items()}
+    contestants: Contestants = {
+        label: (partial(dataset, cache), shuffle) for label, cache in caches.items()
+    }
     title = f"One reading thread a worker, {SLOW_FILES} files of {SECONDS_PER_FILE} s"
     report_fits_of(title, contestants, "epoch 2: 0.9", options)
 
@@ -201,17 +239,22 @@ def report_fits(folder: Path, options: argparse.Namespace) -> None:
         "files, 2 pools": (lambda: (dataset,), {"shuffle": PartialShuffle(POOL, pools=2)}),
         "files, whole ones dealt and shuffled": (lambda: (dataset,), {}),
     }
-    report_fits_of(f"{len(images.y):,} float32 images in {FILES} files", contestants, "0.9", options)
+    report_fits_of(
+        f"{len(images.y):,} float32 images in {FILES} files", contestants, "0.9", options
+    )
 
 
 def report_tables(folder: Path, options: argparse.Namespace) -> None:
-    """Train on one file of 20 row groups or record batches, and on a data set: pixels in a list, or in columns."""
+    """Train on one file of 20 row groups or record batches, and on a data set: pixels in a list, or
+    in columns.
+    """
     import datasets
     import pyarrow as pa
     import pyarrow.parquet
 
     images = common.load_images(options.samples)
-    pixels, rows = images.x.reshape(len(images.y), -1), -(-len(images.y) // FILES)
+    pixels = images.x.reshape(len(images.y), -1)
+    rows = -(-len(images.y) // FILES)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), pixels.shape[1])
     names = [f"pixel{number}" for number in range(pixels.shape[1])]
     of_lists = pa.table({"x": lists, "y": images.y})
@@ -228,7 +271,9 @@ def report_tables(folder: Path, options: argparse.Namespace) -> None:
         "Arrow, a list of pixels": FileDataset(folder / "lists.arrow"),
         "Hugging Face, a list of pixels": Samples(hugging_face, blocks=FILES),
     }
-    contestants: Contestants = {label: (partial(tuple, (data,)), {}) for label, data in sources.items()}
+    contestants: Contestants = {
+        label: (partial(tuple, (data,)), {}) for label, data in sources.items()
+    }
     title = f"{len(images.y):,} float32 images in {FILES} blocks"
     report_fits_of(title, contestants, "epoch 2: files 0.9, data set 0.95", options)
 

@@ -1,7 +1,7 @@
 """How fast is a GPU? Samples a second, against a plain PyTorch loop with pinned memory.
 
-One command, one table: each network in fp32 (with TF32), in bf16, compiled, and skipping batches that are not
-finite (the plain loop skips none), with 1 and 2 workers on the GPU.
+One command, one table: each network in fp32 (with TF32), in bf16, compiled, and skipping batches
+that are not finite (the plain loop skips none), with 1 and 2 workers on the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch import nn
 from compss_train import DistributedTrainer, Gradients
 
 BATCH = 500
-LENGTH, CHARACTERS = 64, 64
+LENGTH = 64
+CHARACTERS = 64
 
 
 class LanguageModel(nn.Module):
@@ -32,8 +33,11 @@ class LanguageModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
-        self.embedding, self.places = nn.Embedding(CHARACTERS, 256), nn.Parameter(torch.zeros(LENGTH, 256))
+        layer = nn.TransformerEncoderLayer(
+            256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.embedding = nn.Embedding(CHARACTERS, 256)
+        self.places = nn.Parameter(torch.zeros(LENGTH, 256))
         self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         self.last = nn.Linear(256, CHARACTERS)
 
@@ -92,7 +96,9 @@ def plain(executor: ProcessPoolExecutor, task: Task, _: int) -> float:
 
 
 def run_loop(task: Task) -> float:
-    """Return the samples/s of a plain loop with pinned memory, in a process that serves all tasks."""
+    """Return the samples/s of a plain loop with pinned memory, in a process that serves all
+    tasks.
+    """
     torch.compiler.reset()  # an earlier task's
     x, y = (each.pin_memory() for each in task.data())
     net = task.net().cuda()
@@ -130,10 +136,14 @@ def main() -> None:
     with ExitStack() as stack:
         stack.enter_context(common.environment(NVIDIA_TF32_OVERRIDE="1"))
         executor = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
-        trainers = [stack.enter_context(DistributedTrainer(each, engine="local", seed=0)) for each in (1, 2)]
+        trainers = [
+            stack.enter_context(DistributedTrainer(each, engine="local", seed=0)) for each in (1, 2)
+        ]
         for network, mode in product(options.networks, options.modes):
             task = Task(network, mode, options.samples, options.epochs)
-            contestants: dict[str, Callable[[int], float]] = {common.PLAIN: partial(plain, executor, task)}
+            contestants: dict[str, Callable[[int], float]] = {
+                common.PLAIN: partial(plain, executor, task)
+            }
             for trainer, name in zip(trainers, ("1 worker", "2 workers a GPU"), strict=True):
                 contestants[name] = partial(ours, trainer, task)
             speeds = common.in_turn(contestants, options.repetitions)

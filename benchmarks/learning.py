@@ -1,8 +1,10 @@
-"""How much do many workers learn? Accuracies after some epochs, times to an accuracy, and what merging costs.
+"""How much do many workers learn? Accuracies after some epochs, times to an accuracy, and what
+merging costs.
 
-Groups of fits run one after another, and each result is appended to a file, so that a measurement can be stopped
-and continued, and run in two processes (``--part 0/2`` and ``--part 1/2``). ``--report`` prints the tables of the
-given groups instead, with the same options as they were measured with.
+Groups of fits run one after another, and each result is appended to a file, so that a measurement
+can be stopped and continued, and run in two processes (``--part 0/2`` and ``--part 1/2``).
+``--report`` prints the tables of the given groups instead, with the same options as they were
+measured with.
 """
 
 from __future__ import annotations
@@ -23,7 +25,19 @@ from typing import Any
 import _common as common
 import numpy as np
 import torch
-from _common import AVERAGER, DDP, DILOCO, NETWORKS, PEERS, PLAIN, SGD, Images, print_table, ratios, spread
+from _common import (
+    AVERAGER,
+    DDP,
+    DILOCO,
+    NETWORKS,
+    PEERS,
+    PLAIN,
+    SGD,
+    Images,
+    print_table,
+    ratios,
+    spread,
+)
 from numpy.typing import NDArray
 from torch import distributed, nn
 
@@ -35,20 +49,33 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mean": {"batch_size": 100},
     "auto": {"merge": "auto"},
     "commutative": {"merge": "auto", "quorum": 0.75},
-    "each alone": {"batch_size": 25, "merge": "commutative", "every": 9, "unit": "batches", "quorum": 0},
+    "each alone": {
+        "batch_size": 25,
+        "merge": "commutative",
+        "every": 9,
+        "unit": "batches",
+        "quorum": 0,
+    },
     "plain merges": _EVERY_75,
     "every batch at first": {"merge": "post_local", "optimizer_state": "average"},
     "outer steps": {**_EVERY_75, "outer_optimizer": NESTEROV},
     "auto, bf16": {"merge": "auto", "dtype": "bf16"},
     "auto, int8": {"merge": "auto", "dtype": "int8"},
 }
-"""Options of ``fit`` and its ``Merge`` by name; ``mean``, once an epoch, is the baseline with one worker."""
-OURS, MERGES = "ours", "ours, merges"
-"""Who trains, beside the peers. ``MERGES`` has a wide network and hardly any samples: only merging takes time."""
+"""Options of ``fit`` and its ``Merge`` by name; ``mean``, once an epoch, is the baseline with one
+worker.
+"""
+OURS = "ours"
+MERGES = "ours, merges"
+"""Who trains, beside the peers. ``MERGES`` has a wide network and hardly any samples: only merging
+takes time.
+"""
 MARKS = 4
 """Accuracies an epoch where times to an accuracy are compared."""
 CHANCE = 15.0
-"""A network below this percentage has learnt nothing of ten classes: it has diverged, whether or not to NaN."""
+"""A network below this percentage has learnt nothing of ten classes: it has diverged, whether or
+not to NaN.
+"""
 FIRST_MERGES = 3
 """Merges that are not measured."""
 
@@ -67,7 +94,8 @@ TARGETS = {"MLP": 88.0, "CNN": 90.0}
 State = Mapping[str, Any]
 
 
-# -- cases and results -------------------------------------------------------------------------------------
+# -- cases and results
+# -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +106,9 @@ class Case:
     workers: int
     setting: str
     options: dict[str, Any]
-    """Of ``fit`` and its ``Merge``; peers follow ``batch_size``, ``every`` and ``outer_optimizer``."""
+    """Of ``fit`` and its ``Merge``; peers follow ``batch_size``, ``every`` and
+    ``outer_optimizer``.
+    """
     optimizer: dict[str, Any] = field(default_factory=SGD.copy)
     seed: int = 0
     epochs: int = 8
@@ -99,7 +129,10 @@ class Case:
         """A short name for people."""
         rate = f"{self.optimizer['optimizer']} {self.optimizer['lr']:g}"
         who = self.contestant
-        return f"{who}, {self.network}, {rate}, {self.workers} workers, {self.setting}, seed {self.seed}"
+        return (
+            f"{who}, {self.network}, {rate}, {self.workers} workers, {self.setting}, seed "
+            f"{self.seed}"
+        )
 
     def images(self) -> Images:
         """Return the images."""
@@ -156,35 +189,45 @@ class Marks:
 
     def pass_by(self, epochs: float, state: Callable[[], State]) -> None:
         """Keep the state if a mark has been passed since the last one that was kept."""
-        marks, done = self._case.marks, self._kept[-1][0] if self._kept else 0.0
+        marks = self._case.marks
+        done = self._kept[-1][0] if self._kept else 0.0
         if int(epochs * marks + 1e-6) > int(done * marks + 1e-6):
             self._kept.append((epochs, time.perf_counter() - self._began, state()))
 
     def result(self, **more: Any) -> Result:
         """Evaluate the states."""
-        images, result = self._case.images(), Result(**more)
+        images = self._case.images()
+        result = Result(**more)
         net = common.network(self._case.network, self._case.seed)
         for epochs, seconds, state in self._kept:
-            net.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in state.items()})
+            net.load_state_dict(
+                {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+            )
             result.accuracies.append(common.accuracy_of(net, images))
             result.epochs.append(epochs)
             result.seconds.append(seconds)
         result.diverged |= not result.accuracies or not result.accuracies[-1] > CHANCE
         if len(self._kept) > 1:
-            (first, began, _), (last, ended, _) = self._kept[0], self._kept[-1]
+            (first, began, _) = self._kept[0]
+            (last, ended, _) = self._kept[-1]
             result.speed = (last - first) * len(images.x) / (ended - began)
         return result
 
 
 def load(path: Path) -> dict[str, Result]:
-    """Return the results in a file of JSON lines by the keys of their cases; of repeated cases the last."""
+    """Return the results in a file of JSON lines by the keys of their cases; of repeated cases the
+    last.
+    """
     found = {}
     for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
         try:
             entry = json.loads(line)
             found[Case(**entry["case"]).key] = Result(**entry["result"])
         except (ValueError, TypeError, KeyError):
-            print(f"{path}: line {number} is no result, as of a killed process; skipped", file=sys.stderr)
+            print(
+                f"{path}: line {number} is no result, as of a killed process; skipped",
+                file=sys.stderr,
+            )
     return found
 
 
@@ -193,10 +236,13 @@ def append(path: Path, case: Case, result: Result) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     started = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a") as file:
-        file.write("\n" * started + json.dumps({"case": asdict(case), "result": asdict(result)}) + "\n")
+        file.write(
+            "\n" * started + json.dumps({"case": asdict(case), "result": asdict(result)}) + "\n"
+        )
 
 
-# -- groups of cases ---------------------------------------------------------------------------------------
+# -- groups of cases
+# ---------------------------------------------------------------------------------------
 
 
 def base_cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -204,7 +250,9 @@ def base_cases(options: argparse.Namespace) -> Iterator[Case]:
     names = ("epochs", "samples", "engine", "schedule")
     given = {name: getattr(options, name) for name in names}
     for seed, network in product(range(options.repetitions), options.networks):
-        yield Case(network=network, workers=1, setting="mean", options=SETTINGS["mean"], seed=seed, **given)
+        yield Case(
+            network=network, workers=1, setting="mean", options=SETTINGS["mean"], seed=seed, **given
+        )
 
 
 def with_setting(case: Case, name: str, workers: int, **more: Any) -> Case:
@@ -213,7 +261,9 @@ def with_setting(case: Case, name: str, workers: int, **more: Any) -> Case:
 
 
 def workers_cases(options: argparse.Namespace) -> Iterator[Case]:
-    """One worker and a plain loop; the plain mean once an epoch and the preset with more of them."""
+    """One worker and a plain loop; the plain mean once an epoch and the preset with more of
+    them.
+    """
     for base, optimizer in product(base_cases(options), options.optimizers):
         one = replace(base, optimizer=OPTIMIZERS[optimizer])
         yield one
@@ -238,13 +288,19 @@ def compressed_cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def time_cases(options: argparse.Namespace) -> Iterator[Case]:
-    """Two workers on two cores and DDP, each with all batch sizes and learning rates of the grid."""
-    for one, batch, rate in product(base_cases(options), options.batch_sizes, options.learning_rates):
+    """Two workers on two cores and DDP, each with all batch sizes and learning rates of the
+    grid.
+    """
+    for one, batch, rate in product(
+        base_cases(options), options.batch_sizes, options.learning_rates
+    ):
         tried = replace(one, engine="local", marks=MARKS, optimizer={**one.optimizer, "lr": rate})
         for setting in ("auto", "every batch at first"):
             ours = with_setting(tried, setting, 2)
             yield replace(ours, options={**ours.options, "batch_size": batch})
-        yield replace(tried, contestant=DDP, setting="DDP", workers=2, options={"batch_size": batch})
+        yield replace(
+            tried, contestant=DDP, setting="DDP", workers=2, options={"batch_size": batch}
+        )
 
 
 def peers_cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -257,7 +313,9 @@ def peers_cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def cost_cases(options: argparse.Namespace) -> Iterator[Case]:
-    """Merges of 10 million parameters with and without an outer step, and samples/s with 32 workers."""
+    """Merges of 10 million parameters with and without an outer step, and samples/s with 32
+    workers.
+    """
     for one in base_cases(options):
         timed = replace(one, engine="local")
         for setting in ("mean", "auto"):
@@ -266,19 +324,24 @@ def cost_cases(options: argparse.Namespace) -> Iterator[Case]:
             plain = replace(timed, contestant=MERGES, network="10M", workers=2, samples=4)
             plain = replace(plain, epochs=3 if options.quick else 40, options={"batch_size": 2})
             yield plain
-            yield replace(plain, setting="outer", options={**plain.options, "outer_optimizer": NESTEROV})
+            yield replace(
+                plain, setting="outer", options={**plain.options, "outer_optimizer": NESTEROV}
+            )
 
 
 def custom_cases(options: argparse.Namespace) -> Iterator[Case]:
     """One worker, and the options of ``fit`` that the command line gives, for choosing settings."""
     for base, optimizer in product(base_cases(options), options.optimizers):
-        one = replace(base, optimizer={**OPTIMIZERS[optimizer], **(json.loads(options.optimizer_options))})
+        one = replace(
+            base, optimizer={**OPTIMIZERS[optimizer], **(json.loads(options.optimizer_options))}
+        )
         yield one
         for text, workers in product(options.options, options.workers):
             yield replace(one, workers=workers, setting=text, options=json.loads(text))
 
 
-# -- fits of ours and of peers -----------------------------------------------------------------------------
+# -- fits of ours and of peers
+# -----------------------------------------------------------------------------
 
 
 def run(case: Case) -> Result:
@@ -308,7 +371,8 @@ def run_ours(case: Case) -> Result:
     net = common.network(case.network, case.seed)
     where: dict[str, Any] = {"workers": case.workers, "engine": case.engine, "seed": case.seed}
     with common.warm_trainer(net, case.optimizer, schedule=case.rate_of(), **where) as trainer:
-        marks, diverged = Marks(case), False
+        marks = Marks(case)
+        diverged = False
         try:
             _fit(trainer, case, images.x, images.y, KeepMarks())
         except DivergedError:
@@ -318,41 +382,63 @@ def run_ours(case: Case) -> Result:
 
 
 def _fit(trainer: Any, case: Case, x: Any, y: Any, *callbacks: Any) -> None:
-    """Fit with the options of the case; all samples are shuffled, so that the shares of workers are alike."""
+    """Fit with the options of the case; all samples are shuffled, so that the shares of workers are
+    alike.
+    """
     from compss_train import Merge
 
     options = dict(case.options)
     chosen = {each.name: options.pop(each.name) for each in fields(Merge) if each.name in options}
     options["merge"] = Merge(options.get("merge"), **chosen)
-    trainer.fit(x, y, num_epochs=case.epochs, shuffle="total", callbacks=callbacks, progress=False, **options)
+    trainer.fit(
+        x,
+        y,
+        num_epochs=case.epochs,
+        shuffle="total",
+        callbacks=callbacks,
+        progress=False,
+        **options,
+    )
 
 
 def run_merges(case: Case) -> Result:
-    """Measure merges of two workers that train a network of 10 million parameters on one batch a round."""
+    """Measure merges of two workers that train a network of 10 million parameters on one batch a
+    round.
+    """
     from compss_train import DistributedTrainer
     from compss_train.reports.timeline import totals, worker_intervals
 
-    x, y = np.zeros((case.samples, 1000), np.float32), np.zeros(case.samples, np.int64)
+    x = np.zeros((case.samples, 1000), np.float32)
+    y = np.zeros(case.samples, np.int64)
     with DistributedTrainer(case.workers, engine=case.engine, seed=case.seed, threads=1) as trainer:
         wide = nn.Sequential(nn.Linear(1000, 3330), nn.ReLU(), nn.Linear(3330, 2000))
         trainer.build(wide, case.optimizer, "cross_entropy")
         _fit(trainer, case, x, y)
         seconds = totals(worker_intervals(trainer.history))
-        rounds = range(min(FIRST_MERGES, case.epochs - 2), case.epochs - 1)  # the last one waits for the end, too
+        # The last one waits for the end, too.
+        rounds = range(min(FIRST_MERGES, case.epochs - 2), case.epochs - 1)
         merging = [seconds[position, 0]["merging"] for position in rounds]
         return Result(merges=len(trainer.history), merge_seconds=merging)
 
 
 def run_rank(rank: common.Rank, case: Case) -> Result | None:
-    """Train as a rank of a peer, on its share of each epoch's permutation; the first one has a result."""
+    """Train as a rank of a peer, on its share of each epoch's permutation; the first one has a
+    result.
+    """
     torch.set_num_threads(1)
-    images, net, batch = case.images(), common.network(case.network, case.seed), case.options["batch_size"]
-    x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
+    images = case.images()
+    net = common.network(case.network, case.seed)
+    batch = case.options["batch_size"]
+    x = torch.from_numpy(images.x)
+    y = torch.from_numpy(images.y)
     common.warm_up(net, case.optimizer, x[:batch], y[:batch])
-    period, steps = case.options.get("every", 1), len(rank.shares(len(x), 0, case.seed, batch))
+    period = case.options.get("every", 1)
+    steps = len(rank.shares(len(x), 0, case.seed, batch))
 
     def state() -> dict[str, NDArray[Any]]:
-        """Return the mean state of all ranks, as ours evaluates; what the ranks train stays as it is."""
+        """Return the mean state of all ranks, as ours evaluates; what the ranks train stays as it
+        is.
+        """
         found = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
         for tensor in found.values():
             if case.contestant in common.MERGING and tensor.is_floating_point():
@@ -363,8 +449,12 @@ def run_rank(rank: common.Rank, case: Case) -> Result | None:
     if case.contestant != PLAIN:
         rank.join()
     optimizer = common.optimizer_for(net, case.optimizer)
-    with common.METHODS[case.contestant](common.Exchange(net, optimizer, rank, period)) as (wrapped, after_step):
-        schedule, lr = case.rate_of() or (lambda epoch: 1.0), case.optimizer["lr"]
+    with common.METHODS[case.contestant](common.Exchange(net, optimizer, rank, period)) as (
+        wrapped,
+        after_step,
+    ):
+        schedule = case.rate_of() or (lambda epoch: 1.0)
+        lr = case.optimizer["lr"]
         common.meet()
         marks = Marks(case)
         for epoch in range(case.epochs):
@@ -378,7 +468,8 @@ def run_rank(rank: common.Rank, case: Case) -> Result | None:
     return marks.result(merges=case.epochs * steps // period) if rank.number == 0 else None
 
 
-# -- tables ------------------------------------------------------------------------------------------------
+# -- tables
+# ------------------------------------------------------------------------------------------------
 
 Row = tuple[Case, dict[int, Result]]
 """A case and its results by seed."""
@@ -413,7 +504,9 @@ def in_groups(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def report_accuracy(rows: Sequence[Row]) -> None:
-    """Print accuracies, and their differences to one worker and to the first setting of as many workers."""
+    """Print accuracies, and their differences to one worker and to the first setting of as many
+    workers.
+    """
     for title, group in in_groups(rows):
         first: dict[int, dict[int, Result]] = {}
         table = []
@@ -433,7 +526,14 @@ def report_accuracy(rows: Sequence[Row]) -> None:
                     spread(speeds(results), ",.0f"),
                 ]
             )
-        headers = ["setting, workers", "accuracy", "seeds", "less 1 worker", "goal", "less the first of as many"]
+        headers = [
+            "setting, workers",
+            "accuracy",
+            "seeds",
+            "less 1 worker",
+            "goal",
+            ("less the first of as many"),
+        ]
         title = f"{title}: accuracy after {group[0][0].epochs} epochs, %"
         print_table(title, [*headers, "merges", "samples/s"], table)
 
@@ -451,14 +551,18 @@ def report_time(rows: Sequence[Row]) -> None:
             reached = [each for each in seconds if each < math.inf]
             cells = [name, spread(reached, ".1f"), f"{len(reached)} of {len(results)}"]
             table.append([*cells, accuracies(results), spread(speeds(results), ",.0f")])
-            if len(reached) == len(seconds):  # the least median of those that reached the target each time
+            # The least median of those that reached the target each time.
+            if len(reached) == len(seconds):
                 rival = best.setdefault(case.contestant, (median(seconds), seconds, name))
                 best[case.contestant] = min(rival, (median(seconds), seconds, name))
         headers = ["who, batch, lr", "seconds", "reached", "accuracy at the end", "samples/s"]
         print_table(f"{title}: seconds to {target:g}%, 2 workers", headers, table)
         if len(best) == 2:
-            (_, ours, name), (_, ddp, peer) = best[OURS], best[DDP]
-            print(f"best of ours ({name}) to DDP's ({peer}): {spread(ratios(ours, ddp))}, goal <= 0.6")
+            (_, ours, name) = best[OURS]
+            (_, ddp, peer) = best[DDP]
+            print(
+                f"best of ours ({name}) to DDP's ({peer}): {spread(ratios(ours, ddp))}, goal <= 0.6"
+            )
 
 
 def report_peers(rows: Sequence[Row]) -> None:
@@ -469,34 +573,57 @@ def report_peers(rows: Sequence[Row]) -> None:
         if case.contestant == OURS:
             continue
         mine = ours.get(replace(case, contestant=OURS, seed=0).key, {})
-        faster = [own.speed / other.speed for own, other in of_both(mine, results) if own.speed and other.speed]
+        faster = [
+            own.speed / other.speed
+            for own, other in of_both(mine, results)
+            if own.speed and other.speed
+        ]
         name = f"{case.contestant}, {case.setting}, {case.network}, {case.workers}"
-        found = [accuracies(results), accuracies(mine), spread(differences(mine, results)), spread(faster)]
+        found = [
+            accuracies(results),
+            accuracies(mine),
+            spread(differences(mine, results)),
+            spread(faster),
+        ]
         table.append([name, *found])
-    headers = ["peer, setting, network, workers", "peer", "ours", "ours less peer", "samples/s, ours to peer"]
+    headers = [
+        "peer, setting, network, workers",
+        "peer",
+        "ours",
+        "ours less peer",
+        ("samples/s, ours to peer"),
+    ]
     title = f"Peers and ours with the same options: accuracy after {rows[0][0].epochs} epochs, %"
     print_table(title, headers, table)
 
 
 def report_cost(rows: Sequence[Row]) -> None:
-    """Print the merge with an outer step against that without, and samples/s against the plain mean."""
+    """Print the merge with an outer step against that without, and samples/s against the plain
+    mean.
+    """
     table = []
     for case, results in rows:
-        plain = next(found for base, found in rows if base.network == case.network and base.setting == "mean")
+        plain = next(
+            found for base, found in rows if base.network == case.network and base.setting == "mean"
+        )
         pairs = of_both(results, plain)
         if case.contestant == MERGES:
             name = f"ms a merge of {case.network}, 2 workers, {case.setting} (goal <= 1.05)"
             values = [1000 * median(result.merge_seconds) for result in results.values()]
             to = [median(own.merge_seconds) / median(other.merge_seconds) for own, other in pairs]
         else:
-            name = f"samples/s of {case.network}, {case.workers} workers, {case.setting} (goal >= 0.8)"
+            name = (
+                f"samples/s of {case.network}, {case.workers} workers, {case.setting} (goal >= 0.8)"
+            )
             values = speeds(results)
             to = [own.speed / other.speed for own, other in pairs if own.speed and other.speed]
         table.append([name, spread(values, ",.1f"), spread(to)])
     print_table("Cost", ["measure", "value", "to the plain mean"], table)
 
 
-GROUPS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Case]], Callable[[Sequence[Row]], None]]] = {
+GROUPS: dict[
+    str, tuple[Callable[[argparse.Namespace], Iterator[Case]], Callable[[Sequence[Row]], None]]
+] = {
     "workers": (workers_cases, report_accuracy),
     "commutative": (commutative_cases, report_accuracy),
     "time": (time_cases, report_time),
@@ -508,32 +635,62 @@ GROUPS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Case]], Callable
 """Cases, and what prints them."""
 
 
-# -- the command -------------------------------------------------------------------------------------------
+# -- the command
+# -------------------------------------------------------------------------------------------
 
 
 def measure(cases: Sequence[Case], path: Path) -> dict[str, Result]:
-    """Run the cases that a file does not have, of contestants that are installed, and return what it has then."""
+    """Run the cases that a file does not have, of contestants that are installed, and return what
+    it has then.
+    """
     done = load(path)
-    missing = [case for case in cases if case.key not in done and case.contestant in (OURS, MERGES, *PEERS)]
-    print(f"{len(cases)} fits, {len(cases) - len(missing)} of them done or not installed", file=sys.stderr)
+    missing = [
+        case for case in cases if case.key not in done and case.contestant in (OURS, MERGES, *PEERS)
+    ]
+    print(
+        f"{len(cases)} fits, {len(cases) - len(missing)} of them done or not installed",
+        file=sys.stderr,
+    )
     for number, case in enumerate(missing, 1):
         result = run(case)
         append(path, case, result)
-        print(f"{number}/{len(missing)}: {case.label}: {result.accuracy:.2f}%", file=sys.stderr, flush=True)
+        print(
+            f"{number}/{len(missing)}: {case.label}: {result.accuracy:.2f}%",
+            file=sys.stderr,
+            flush=True,
+        )
     return load(path)
 
 
 def parsed() -> argparse.Namespace:
     """Return the options of the command line."""
-    options_parser = common.parser(__doc__, repetitions=5, epochs=8, samples=60_000, parts=GROUPS, default=["cost"])
+    options_parser = common.parser(
+        __doc__, repetitions=5, epochs=8, samples=60_000, parts=GROUPS, default=["cost"]
+    )
     add = options_parser.add_argument
-    add("--results", type=Path, default=Path("build/learning.jsonl"), help="file that results are appended to")
+    add(
+        "--results",
+        type=Path,
+        default=Path("build/learning.jsonl"),
+        help=("file that results are appended to"),
+    )
     add("--part", default="0/1", help="which part of the fits, of how many, this process runs")
     add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     add("--workers", nargs="+", type=int, default=[2, 8, 32, 64])
-    add("--optimizers", nargs="+", choices=OPTIMIZERS, default=["sgd"], help="of the groups workers and custom")
+    add(
+        "--optimizers",
+        nargs="+",
+        choices=OPTIMIZERS,
+        default=["sgd"],
+        help=("of the groups workers and custom"),
+    )
     add("--schedule", choices=("constant", "cosine"), default="constant")
-    add("--engine", choices=("serial", "local"), default="serial", help="of fits whose time does not matter")
+    add(
+        "--engine",
+        choices=("serial", "local"),
+        default="serial",
+        help=("of fits whose time does not matter"),
+    )
     add("--report", nargs="+", type=Path, metavar="FILE", help="print the tables of these files")
     grid = options_parser.add_argument_group("the group time").add_argument
     grid("--batch-sizes", nargs="+", type=int, default=[25, 50, 100])
@@ -550,7 +707,8 @@ def main() -> None:
     if options.report is None:
         torch.set_num_threads(1)
         cases = {case.key: case for name in options.parts for case in GROUPS[name][0](options)}
-        number, _, parts = options.part.partition("/")  # every m-th, so that parts take about as long
+        # Every m-th, so that parts take about as long.
+        number, _, parts = options.part.partition("/")
         measure(list(cases.values())[int(number) :: int(parts)], options.results)
         options.report = [options.results]
     found = {key: result for path in options.report for key, result in load(path).items()}

@@ -1,8 +1,9 @@
 """Memory of all processes during a fit, as a multiple of the data's size, with 1, 2 and 4 workers.
 
-PSS (a page that n processes map counts 1/n in each) of the coordinator and all its descendants, minus the same
-with tiny data. Pages of shared-memory files that nobody maps at the moment are in no process's PSS, though they
-take memory; the columns "with unmapped" count the files' whole size instead of their mapped pages.
+PSS (a page that n processes map counts 1/n in each) of the coordinator and all its descendants,
+minus the same with tiny data. Pages of shared-memory files that nobody maps at the moment are in no
+process's PSS, though they take memory; the columns "with unmapped" count the files' whole size
+instead of their mapped pages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-FEATURES, MEGABYTE, TINY_MEGABYTES = 1_000, 1e6, 2.0
+FEATURES = 1_000
+MEGABYTE = 1e6
+TINY_MEGABYTES = 2.0
 INTERVAL = 0.05
 """Seconds between two looks at the processes."""
 SHARED = "compss_train-*"
@@ -51,7 +54,8 @@ def watched(folders: set[Path]) -> Iterator[Callable[[], Usage]]:
     def run() -> None:
         while not ended.wait(INTERVAL):
             total, shared = _tree_pss()
-            # The folders are read last: a block that becomes a file meanwhile counts twice, an upper bound.
+            # The folders are read last: a block that becomes a file meanwhile counts twice, an
+            # upper bound.
             pss.append(total / MEGABYTE)
             whole.append((total - shared + sum(map(_folder_bytes, folders))) / MEGABYTE)
 
@@ -65,13 +69,18 @@ def watched(folders: set[Path]) -> Iterator[Callable[[], Usage]]:
 
 
 def _tree_pss() -> tuple[int, int]:
-    """Return the bytes of PSS of this process and its descendants, and the part in shared memory."""
+    """Return the bytes of PSS of this process and its descendants, and the part in shared
+    memory.
+    """
     here = psutil.Process()
     total = shared = 0
     for process in [here, *here.children(recursive=True)]:
         with contextlib.suppress(OSError):  # it has just ended
             lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
-            sizes = {name: int(size.split()[0]) * 1024 for name, size in (line.split(":") for line in lines)}
+            sizes = {
+                name: int(size.split()[0]) * 1024
+                for name, size in (line.split(":") for line in lines)
+            }
             total += sizes["Pss"]
             shared += sizes["Pss_Shmem"]
     return total, shared
@@ -92,7 +101,9 @@ def _make(megabytes: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def ours(workers: int, megabytes: float, epochs: int, *, mapped: bool = False) -> Usage:
-    """Fit a tiny network on blocks whose source array is gone, in memory or mapped, with a process a worker."""
+    """Fit a tiny network on blocks whose source array is gone, in memory or mapped, with a process
+    a worker.
+    """
     from compss_train import BlockedTensor, LocalEngine
 
     arrays = _in_files(_make(megabytes)) if mapped else _make(megabytes)
@@ -123,7 +134,8 @@ def copies(workers: int, megabytes: float, epochs: int) -> Usage:
     """Hand the data set to every process, as spawned DataLoader workers get it: pickled, whole."""
     array, labels = _make(megabytes)
     context = multiprocessing.get_context("spawn")
-    ready, start = context.Semaphore(0), context.Event()
+    ready = context.Semaphore(0)
+    start = context.Event()
     with common.threads_of_children(1):
         args = (array, labels, epochs, ready, start)
         processes = [common.spawned(_plain_loop, *args) for _ in range(workers)]
@@ -136,9 +148,13 @@ def copies(workers: int, megabytes: float, epochs: int) -> Usage:
     return usage()
 
 
-def _plain_loop(array: NDArray[np.float32], labels: NDArray[np.int64], epochs: int, ready: Any, start: Any) -> None:
+def _plain_loop(
+    array: NDArray[np.float32], labels: NDArray[np.int64], epochs: int, ready: Any, start: Any
+) -> None:
     torch.set_num_threads(1)
-    x, y, net = torch.from_numpy(array), torch.from_numpy(labels), nn.Linear(FEATURES, 10)
+    x = torch.from_numpy(array)
+    y = torch.from_numpy(labels)
+    net = nn.Linear(FEATURES, 10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
     ready.release()
     start.wait()
@@ -148,10 +164,13 @@ def _plain_loop(array: NDArray[np.float32], labels: NDArray[np.int64], epochs: i
     time.sleep(3 * INTERVAL)  # tiny data are trained on at once: let the process be seen
 
 
-def multiples(run: Callable[[int, float, int], Usage], workers: int, options: argparse.Namespace, _: int) -> Usage:
+def multiples(
+    run: Callable[[int, float, int], Usage], workers: int, options: argparse.Namespace, _: int
+) -> Usage:
     """Return usage beyond that with tiny data, in units of the data's size."""
     large = common.in_fresh_process(run, workers, options.megabytes, options.epochs)
-    # As many batches as with the large data would take as long; a second is enough to see the processes.
+    # As many batches as with the large data would take as long; a second is enough to see the
+    # processes.
     tiny = common.in_fresh_process(run, workers, TINY_MEGABYTES, 20 * options.epochs)
     size = options.megabytes - TINY_MEGABYTES
     pss, whole, peak = ((more - less) / size for more, less in zip(large, tiny, strict=True))
@@ -176,9 +195,15 @@ def main() -> None:
         for workers in options.workers
     }
     found = common.in_turn(contestants, options.repetitions)
-    rows = [[name, *(common.spread(each) for each in zip(*usages, strict=True))] for name, usages in found.items()]
+    rows = [
+        [name, *(common.spread(each) for each in zip(*usages, strict=True))]
+        for name, usages in found.items()
+    ]
     headers = ["who, processes", "PSS, peak", "with unmapped, median", "with unmapped, peak"]
-    title = f"Memory of all processes while training on {options.megabytes:.0f} MB, as a multiple of that"
+    title = (
+        f"Memory of all processes while training on {options.megabytes:.0f} MB, as a "
+        "multiple of that"
+    )
     common.print_table(title, headers, rows)
 
 

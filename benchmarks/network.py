@@ -1,6 +1,8 @@
-"""What does a slow link cost? Samples a second, bytes, and seconds to an accuracy, against DDP and other peers.
+"""What does a slow link cost? Samples a second, bytes, and seconds to an accuracy, against DDP and
+other peers.
 
-Each node is a network namespace of this machine, and the kernel limits its link to the others. Needs root.
+Each node is a network namespace of this machine, and the kernel limits its link to the others.
+Needs root.
 """
 
 from __future__ import annotations
@@ -30,31 +32,43 @@ import torch
 from _common import BATCH, DDP, MERGING, NETWORKS, PEERS, Images, Runtime, call, spread
 from torch import distributed, nn
 
-PREFIX, LINK = "compss_train-", "eth0"
-"""Of the names of namespaces, which the number of the process that made them follows; and a node's interface."""
-BURST_SECONDS, WAIT = 0.001, "50ms"
-"""What a link sends at once after a pause, and how long it lets a packet wait before it drops it."""
-PACKET, LEAST_BURST = 2**14, 2**15
-"""Bytes: the most that the kernel hands to a link at once, and that a link sends at once after a pause.
+PREFIX = "compss_train-"
+LINK = "eth0"
+"""Of the names of namespaces, which the number of the process that made them follows; and a node's
+interface.
+"""
+BURST_SECONDS = 0.001
+WAIT = "50ms"
+"""What a link sends at once after a pause, and how long it lets a packet wait before it drops
+it.
+"""
+PACKET = 2**14
+LEAST_BURST = 2**15
+"""Bytes: the most that the kernel hands to a link at once, and that a link sends at once after a
+pause.
 
 With its 64 KiB, gradients of 0.1 MB would hardly feel a limit of 100 Mbit/s.
 """
 MODULES = (common.HERE, common.HERE.parent, common.HERE.parent / "apps")
 """Where programs in the nodes look for modules: the language model is one of ``apps/``."""
 QUOTA_PERIOD = 20_000  # microseconds
-MOST_WEIGHT, MOST_SHARES = "10000", "262144"
+MOST_WEIGHT = "10000"
+MOST_SHARES = "262144"
 """With which nodes get their cores also on a busy machine."""
 RAY_PORT = 6379
 HEAD = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
 
 TIMED_EPOCHS = 3
-"""Epochs that run over a limited link: the first, in which blocks travel, and two whose mean later ones take."""
+"""Epochs that run over a limited link: the first, in which blocks travel, and two whose mean later
+ones take.
+"""
 SKIPPED_BATCHES = common.POWER_SGD_START + 2
 """Batches before those whose time is measured, where not whole epochs are."""
 WARM_UP_SAMPLES = 4_000
 LANGUAGE_MODEL = "language model"
-LENGTH, TEST_TEXTS = 40, 2_000
+LENGTH = 40
+TEST_TEXTS = 2_000
 """Characters of a text, and texts to evaluate on."""
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -66,21 +80,35 @@ OURS: dict[str, dict[str, Any]] = {
 NO_LIMIT = 0.0
 GOALS = {
     10_000.0: "not behind DDP in seconds",
-    1_000.0: "0.9 of no limit, 4 times DDP's samples/s, 0.25 of its seconds, 2.1 times the parameters a merge",
-    100.0: "0.8 of no limit, 30 times DDP's samples/s, 0.05 of its seconds, 2.1 times the parameters a merge",
+    1_000.0: (
+        "0.9 of no limit, 4 times DDP's samples/s, 0.25 of its seconds, 2.1 times the "
+        "parameters a merge"
+    ),
+    100.0: (
+        "0.8 of no limit, 30 times DDP's samples/s, 0.05 of its seconds, 2.1 times the "
+        "parameters a merge"
+    ),
 }
 """By Mbit/s."""
 
 
-# -- nodes -------------------------------------------------------------------------------------------------
+# -- nodes
+# -------------------------------------------------------------------------------------------------
 
 
 def skip_without_network() -> None:
     """End this process, well, where no network can be made."""
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
     if missing or os.geteuid() != 0:
-        why = f"there is no {' and no '.join(missing)} on the PATH; install iproute2" if missing else "try sudo"
-        print(f"SKIPPED: needs root and iproute2, to make network namespaces and to limit their links: {why}")
+        why = (
+            f"there is no {' and no '.join(missing)} on the PATH; install iproute2"
+            if missing
+            else ("try sudo")
+        )
+        print(
+            "SKIPPED: needs root and iproute2, to make network namespaces and to limit their "
+            f"links: {why}"
+        )
         sys.exit(0)
 
 
@@ -90,14 +118,20 @@ class Network:
     def __init__(self, nodes: int) -> None:
         self.switch = f"{PREFIX}{os.getpid()}-switch"
         self.nodes = [f"{PREFIX}{os.getpid()}-{number}" for number in range(nodes)]
-        self.addresses = [f"198.18.0.{number + 1}" for number in range(nodes)]  # from the range for benchmarks
+        # From the range for benchmarks.
+        self.addresses = [f"198.18.0.{number + 1}" for number in range(nodes)]
         self._ports = [f"port{number}" for number in range(nodes)]
         self._groups: list[Path] = []
 
     def make(self) -> None:
-        """Make the namespaces, the switch (a bridge) and the links; remove those that a killed process has left."""
+        """Make the namespaces, the switch (a bridge) and the links; remove those that a killed
+        process has left.
+        """
         for name in _run("ip", "netns", "list").split():
-            if name.startswith(PREFIX) and not Path("/proc", name.removeprefix(PREFIX).split("-")[0]).exists():
+            if (
+                name.startswith(PREFIX)
+                and not Path("/proc", name.removeprefix(PREFIX).split("-")[0]).exists()
+            ):
                 _remove(name)
         for name in (self.switch, *self.nodes):
             _run("ip", "netns", "add", name)
@@ -111,7 +145,8 @@ class Network:
             _run("ip", "-netns", self.switch, "link", "set", port, "master", "bridge", "up")
             _run("ip", "-netns", node, "address", "add", f"{address}/24", "dev", LINK)
             _run("ip", "-netns", node, "link", "set", LINK, "up")
-            _run("ip", "-netns", node, "route", "add", "default", "dev", LINK)  # tells programs their address
+            # Tells programs their address.
+            _run("ip", "-netns", node, "route", "add", "default", "dev", LINK)
 
     def within(self, number: int) -> list[str]:
         """Return the words before a command that runs in a node."""
@@ -122,11 +157,14 @@ class Network:
         return words
 
     def share_cores(self, each: float | None = None) -> None:
-        """Give every node so many cores: by default the same part of them, where there are fewer than nodes."""
+        """Give every node so many cores: by default the same part of them, where there are fewer
+        than nodes.
+        """
         cores = len(os.sched_getaffinity(0))
         if each is None and cores >= len(self.nodes):
             return
-        root, quota = Path("/sys/fs/cgroup"), int(QUOTA_PERIOD * (each or cores / len(self.nodes)))
+        root = Path("/sys/fs/cgroup")
+        quota = int(QUOTA_PERIOD * (each or cores / len(self.nodes)))
         try:
             for name in self.nodes:
                 group = (root / "cpu" if (root / "cpu").is_dir() else root) / name
@@ -139,10 +177,16 @@ class Network:
                     (group / "cpu.shares").write_text(MOST_SHARES)
                     (group / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD))
                     (group / "cpu.cfs_quota_us").write_text(str(quota))
-            print(f"{len(self.nodes)} nodes on {cores} cores: each has a quota of {quota / QUOTA_PERIOD:.2f} cores")
+            print(
+                f"{len(self.nodes)} nodes on {cores} cores: each has a quota of "
+                f"{quota / QUOTA_PERIOD:.2f} cores"
+            )
         except OSError as error:
             self._remove_groups()
-            print(f"{len(self.nodes)} nodes share {cores} cores as they like: no quota can be set ({error})")
+            print(
+                f"{len(self.nodes)} nodes share {cores} cores as they like: no quota can be "
+                f"set ({error})"
+            )
 
     def limit(self, rate: float) -> None:
         """Give both directions of all links a rate in Mbit/s."""
@@ -151,7 +195,8 @@ class Network:
             *((n, LINK) for n in self.nodes),
         ]:
             queue = ("tc", "-netns", namespace, "qdisc")
-            subprocess.run([*queue, "delete", "dev", interface, "root"], capture_output=True)  # none at first
+            # None at first.
+            subprocess.run([*queue, "delete", "dev", interface, "root"], capture_output=True)
             if rate:
                 burst = max(LEAST_BURST, int(BURST_SECONDS * rate * 1e6 / 8))
                 bucket = ("tbf", "rate", f"{rate:g}mbit", "burst", str(burst), "latency", WAIT)
@@ -174,19 +219,24 @@ class Network:
 
     def _remove_groups(self) -> None:
         while self._groups:
-            with suppress(OSError):  # a process that ends a moment later: an empty group costs nothing
+            # A process that ends a moment later: an empty group costs nothing.
+            with suppress(OSError):
                 self._groups.pop().rmdir()
 
 
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 def _kill(name: str) -> None:
-    while pids := subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+    while pids := subprocess.run(
+        ["ip", "netns", "pids", name], capture_output=True, text=True
+    ).stdout.split():
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -208,7 +258,9 @@ def nodes_of(number: int) -> Iterator[Network]:
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, interrupted)
-    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, MODULES), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*map(str, MODULES), os.environ.get("PYTHONPATH", "")]
+    )
     try:
         network.make()
         yield network
@@ -246,7 +298,9 @@ def ray_in(network: Network, *options: str) -> Iterator[Fit]:
 
 @contextmanager
 def compss_in(network: Network) -> Iterator[Fit]:
-    """Let COMPSs start a worker with one unit in each node, by ssh; each fit is an application of its own."""
+    """Let COMPSs start a worker with one unit in each node, by ssh; each fit is an application of
+    its own.
+    """
     sshd = shutil.which("sshd") or "/usr/sbin/sshd"
     for number, address in enumerate(network.addresses):
         _run(*network.within(number), sshd, "-o", f"ListenAddress={address}", "-o", "PidFile=none")
@@ -257,7 +311,8 @@ def compss_in(network: Network) -> Iterator[Fit]:
 ENGINES = {"ray": ray_in, "compss": compss_in}
 
 
-# -- what is trained and measured --------------------------------------------------------------------------
+# -- what is trained and measured
+# --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -326,12 +381,16 @@ class Measured:
         return self.samples * (len(self.seconds) - 1) / (self.seconds[-1] - self.seconds[0])
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the seconds to the end of the first epoch with the accuracy, ``None`` if there is none."""
+        """Return the seconds to the end of the first epoch with the accuracy, ``None`` if there is
+        none.
+        """
         ends = zip(self.seconds, self.accuracies, strict=True)
         return next((seconds for seconds, accuracy in ends if accuracy >= target), None)
 
     def extended(self, epochs: int) -> Measured:
-        """Return it with as many epochs as given; those that were not run take the mean from the second on."""
+        """Return it with as many epochs as given; those that were not run take the mean from the
+        second on.
+        """
         missing = range(1, epochs - len(self.seconds) + 1)
         later = [self.seconds[-1] + number * self.samples / self.speed for number in missing]
         return replace(self, seconds=self.seconds + later, computed=bool(later))
@@ -340,14 +399,22 @@ class Measured:
     def sent_a_merge(self) -> list[float]:
         """MB that each node sends for a merge, from the second epoch on."""
         merges = self.merges * (len(self.sent) - 1)
-        return [(last - first) / merges for first, last in zip(self.sent[0], self.sent[-1], strict=True)]
+        return [
+            (last - first) / merges for first, last in zip(self.sent[0], self.sent[-1], strict=True)
+        ]
 
 
 class _Clock:
-    """Notes when epochs end, and what each node has sent by then, as the ports of the switch count it."""
+    """Notes when epochs end, and what each node has sent by then, as the ports of the switch count
+    it.
+    """
 
     def __init__(self, switch: str) -> None:
-        self._shown = ["ip", "-json", "-stats", "-netns", switch, "link", "show", "type", "veth"] if switch else []
+        self._shown = (
+            ["ip", "-json", "-stats", "-netns", switch, "link", "show", "type", "veth"]
+            if switch
+            else []
+        )
         self._before = self._megabytes()
         self.seconds: list[float] = []
         self.sent: list[list[float]] = []
@@ -358,16 +425,20 @@ class _Clock:
             return []
         links = json.loads(subprocess.run(self._shown, check=True, capture_output=True).stdout)
         return [
-            link["stats64"]["rx"]["bytes"] / 1e6 for link in sorted(links, key=lambda link: str(link["ifname"]))
+            link["stats64"]["rx"]["bytes"] / 1e6
+            for link in sorted(links, key=lambda link: str(link["ifname"]))
         ]
 
     def stop(self) -> None:
         """Note the end of an epoch."""
         self.seconds.append(time.perf_counter() - self.began)
-        self.sent.append([after - before for after, before in zip(self._megabytes(), self._before, strict=True)])
+        self.sent.append(
+            [after - before for after, before in zip(self._megabytes(), self._before, strict=True)]
+        )
 
 
-# -- in the nodes ------------------------------------------------------------------------------------------
+# -- in the nodes
+# ------------------------------------------------------------------------------------------
 
 
 def ours(engine: str, options: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -377,7 +448,8 @@ def ours(engine: str, options: dict[str, Any], asked: dict[str, Any]) -> dict[st
 
     job = Job(**asked)
     states: list[dict[str, Any]] = []
-    images, shuffle = job.images(), options.pop("shuffle", "blocks")
+    images = job.images()
+    shuffle = options.pop("shuffle", "blocks")
 
     class AtEpochs(Callback):
         """Stops the clock after each epoch, and keeps the parameters to be evaluated."""
@@ -392,34 +464,49 @@ def ours(engine: str, options: dict[str, Any], asked: dict[str, Any]) -> dict[st
                     states.append(trainer.get_parameters())
 
     warm = images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES]
-    where: dict[str, Any] = {"workers": job.workers, "engine": engine, "seed": job.seed, "warm": warm}
+    where: dict[str, Any] = {
+        "workers": job.workers,
+        "engine": engine,
+        "seed": job.seed,
+        "warm": warm,
+    }
     with common.warm_trainer(job.net(), job.optimizer, **where) as trainer:
         x, y = images.blocked(2 * job.workers)
         clock = _Clock(job.switch)
         more = {"merge": Merge(**options), "shuffle": shuffle, "callbacks": [AtEpochs()]}
         fitted = common.fit(trainer, x, y, epochs=job.epochs, **more)
         fetching = time.perf_counter() - clock.began - clock.seconds[-1]
-    net, accuracies = job.net(), []
+    net = job.net()
+    accuracies = []
     for state in states:
         net.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()})
         accuracies.append(common.accuracy_of(net, images))
     seconds = [each + fetching for each in clock.seconds]
-    return asdict(Measured(job.samples, seconds, clock.sent, len(fitted.history) / job.epochs, accuracies))
+    return asdict(
+        Measured(job.samples, seconds, clock.sent, len(fitted.history) / job.epochs, accuracies)
+    )
 
 
 def rank(number: int, folder: str, method: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Be a rank of a peer, which meets the others in a folder and talks to them over its node's link."""
+    """Be a rank of a peer, which meets the others in a folder and talks to them over its node's
+    link.
+    """
     job = Job(**asked)
     torch.set_num_threads(1)
-    images, net = job.images(), job.net()
-    x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
+    images = job.images()
+    net = job.net()
+    x = torch.from_numpy(images.x)
+    y = torch.from_numpy(images.y)
     common.warm_up(net, job.optimizer, x[:BATCH], y[:BATCH])
     own = common.Rank(number=number, ranks=job.workers, folder=folder, interface=LINK)
     own.join()
     steps = len(own.shares(job.samples, 0, job.seed))
     merges = 1.0 if method in MERGING else float(steps)
     optimizer = common.optimizer_for(net, job.optimizer)
-    with common.METHODS[method](common.Exchange(net, optimizer, own, period=steps)) as (wrapped, after_step):
+    with common.METHODS[method](common.Exchange(net, optimizer, own, period=steps)) as (
+        wrapped,
+        after_step,
+    ):
 
         def train(batches: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> None:
             for rows in batches:
@@ -428,7 +515,9 @@ def rank(number: int, folder: str, method: str, asked: dict[str, Any]) -> dict[s
 
         epochs = (own.shares(job.samples, epoch, job.seed) for epoch in count())
         if not job.batches:
-            return asdict(_whole_epochs(job, train, epochs, merges, lambda: common.accuracy_of(net, images)))
+            return asdict(
+                _whole_epochs(job, train, epochs, merges, lambda: common.accuracy_of(net, images))
+            )
         batches = chain.from_iterable(epochs)
         train(islice(batches, SKIPPED_BATCHES))
         distributed.barrier()
@@ -437,7 +526,11 @@ def rank(number: int, folder: str, method: str, asked: dict[str, Any]) -> dict[s
         clock.stop()
     parts = [epoch * steps / job.batches for epoch in range(1, job.epochs + 1)]
     sent = [[of_node * part for of_node in clock.sent[0]] for part in parts]
-    return asdict(Measured(job.samples, [clock.seconds[0] * part for part in parts], sent, merges, computed=True))
+    return asdict(
+        Measured(
+            job.samples, [clock.seconds[0] * part for part in parts], sent, merges, computed=True
+        )
+    )
 
 
 def _whole_epochs(
@@ -461,17 +554,22 @@ def _whole_epochs(
     return Measured(job.samples, clock.seconds, clock.sent, merges, accuracies)
 
 
-# -- runs --------------------------------------------------------------------------------------------------
+# -- runs
+# --------------------------------------------------------------------------------------------------
 
 Results = dict[tuple[float, str], list[Measured]]
 """By link and contestant, for each seed."""
 
 
 def run_ours(fit: Fit, label: str, job: Job, engine: str) -> Measured:
-    """Run our fit on the engine; where accuracies are asked for, they are those of the local engine's same bits."""
+    """Run our fit on the engine; where accuracies are asked for, they are those of the local
+    engine's same bits.
+    """
     accuracies = []
     if job.evaluated:
-        accuracies = Measured(**call(ours, "local", OURS[label], asdict(replace(job, switch="")))).accuracies
+        accuracies = Measured(
+            **call(ours, "local", OURS[label], asdict(replace(job, switch="")))
+        ).accuracies
     measured = Measured(**fit(ours, engine, OURS[label], asdict(replace(job, evaluated=False))))
     return replace(measured, accuracies=accuracies)
 
@@ -488,11 +586,15 @@ def run_peer(network: Network, label: str, job: Job) -> Measured:
 
 
 def measure(options: argparse.Namespace, network: Network, fit: Fit) -> Results:
-    """Run all contestants over all links; first without a limit, where their accuracies are measured."""
+    """Run all contestants over all links; first without a limit, where their accuracies are
+    measured.
+    """
     results: Results = {}
     for seed, link in product(range(options.repetitions), [NO_LIMIT, *options.rates]):
         network.limit(link)
-        job = Job(options.network, options.samples, options.epochs, seed, options.nodes, network.switch)
+        job = Job(
+            options.network, options.samples, options.epochs, seed, options.nodes, network.switch
+        )
         job = replace(job, evaluated=link == NO_LIMIT)
         whole = link == NO_LIMIT or options.whole
         timed = job if whole else replace(job, epochs=min(options.epochs, TIMED_EPOCHS))
@@ -516,7 +618,15 @@ def name_of(link: float) -> str:
 
 def report(options: argparse.Namespace, results: Results) -> None:
     """Print a table for each link, and the accuracies."""
-    headers = ["contestant", "samples/s", "in epoch 1", "of no limit", "of DDP", "merges an epoch", "MB a merge"]
+    headers = [
+        "contestant",
+        "samples/s",
+        "in epoch 1",
+        "of no limit",
+        "of DDP",
+        ("merges an epoch"),
+        ("MB a merge"),
+    ]
     headers += ["most", "MB in epoch 1", f"s to {options.target:g}%", "of DDP", "seconds are"]
     for link in dict.fromkeys(link for link, _ in results):
         rows = [row(options.target, results, link, label) for label in options.contestants]
@@ -527,8 +637,13 @@ def report(options: argparse.Namespace, results: Results) -> None:
     for label in options.contestants:
         by_epoch = zip(*(run.accuracies for run in results[NO_LIMIT, label]), strict=True)
         rows.append([label, *(spread(each) for each in by_epoch)])
-    common.print_table("Test accuracy, %", ["after epoch", *map(str, range(1, options.epochs + 1))], rows)
-    print("samples/s and MB a merge: from epoch 2 on. MB: what a node sends, blocks too; mean over nodes, and most")
+    common.print_table(
+        "Test accuracy, %", ["after epoch", *map(str, range(1, options.epochs + 1))], rows
+    )
+    print(
+        "samples/s and MB a merge: from epoch 2 on. MB: what a node sends, blocks too; mean "
+        "over nodes, and most"
+    )
 
 
 def row(target: float, results: Results, link: float, label: str) -> list[str]:
@@ -536,13 +651,17 @@ def row(target: float, results: Results, link: float, label: str) -> list[str]:
 
     def seconds_to(runs: Sequence[Measured]) -> list[float]:
         reached = [run.seconds_to(target) for run in runs]
-        return [seconds for seconds in reached if seconds is not None] if None not in reached else []
+        return (
+            [seconds for seconds in reached if seconds is not None] if None not in reached else []
+        )
 
     def against(values: Sequence[float], others: Sequence[float], form: str = ".2f") -> str:
         return spread(common.ratios(values, others), form) if values and others else "-"
 
-    runs, peers = results[link, label], results.get((link, DDP), [])
-    speeds, seconds = [run.speed for run in runs], seconds_to(runs)
+    runs = results[link, label]
+    peers = results.get((link, DDP), [])
+    speeds = [run.speed for run in runs]
+    seconds = seconds_to(runs)
     return [
         label,
         spread(speeds, ",.0f"),
@@ -569,7 +688,12 @@ def main() -> None:
     add("--rates", type=float, nargs="+", default=[10_000.0, 1_000.0, 100.0], help="Mbit/s")
     add("--contestants", nargs="+", choices=everyone, default=everyone)
     add("--target", type=float, default=88.0, help="test accuracy, percent")
-    add("--batches", type=int, default=20, help="whose time is measured where gradients cross a limited link")
+    add(
+        "--batches",
+        type=int,
+        default=20,
+        help=("whose time is measured where gradients cross a limited link"),
+    )
     add("--whole", action="store_true", help="measure whole epochs there, too")
     options = common.parsed(options_parser, epochs=2, samples=4_000, batches=5, rates=[100.0])
     if options.epochs < 2:
@@ -577,7 +701,11 @@ def main() -> None:
     skip_without_network()
     if options.engine == "compss" and not common.has_compss():
         return
-    source = "texts of apps/language_model.py" if options.network == LANGUAGE_MODEL else common.image_source()
+    source = (
+        "texts of apps/language_model.py"
+        if options.network == LANGUAGE_MODEL
+        else common.image_source()
+    )
     print(f"{source}; {options.samples} of them, {options.epochs} epochs, {BATCH} a batch")
     with nodes_of(options.nodes) as network, common.threads_of_children(1):
         network.share_cores()

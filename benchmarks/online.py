@@ -1,4 +1,6 @@
-"""What does receiving samples of simulations cost training? Compared with a bare socket and a plain loop."""
+"""What does receiving samples of simulations cost training? Compared with a bare socket and a plain
+loop.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,23 @@ from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
 
-BARE, PLAIN = "bare socket, TCP", "plain loop"
-GENERATOR, SOLVER = "numpy generator", "solver in C, 2 ranks"
+BARE = "bare socket, TCP"
+PLAIN = "plain loop"
+GENERATOR = "numpy generator"
+SOLVER = "solver in C, 2 ranks"
 WITHOUT = "a step that does not ask"
 BATCH = 10
 KEY = "a key"
 
 
-# -- samples that travel -----------------------------------------------------------------------------------
+# -- samples that travel
+# -----------------------------------------------------------------------------------
 
 
 def send_bare(port: int, size: int, samples: int) -> None:
     """Send the bytes of x and y of each sample, without headers."""
-    x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
+    x = np.zeros(6, np.float32)
+    y = np.zeros(size, np.float32)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for _ in range(samples):
             connection.sendall(x.data)
@@ -53,7 +59,8 @@ def receive_bare(size: int, samples: int, _: int) -> float:
         began = time.perf_counter()
         for _ in range(samples):
             for array in (np.empty(6, np.float32), np.empty(size, np.float32)):
-                view, got = array.view(np.uint8).data, 0
+                view = array.view(np.uint8).data
+                got = 0
                 while got < view.nbytes:
                     got += connection.recv_into(view[got:])
         rate = samples / (time.perf_counter() - began)
@@ -62,7 +69,8 @@ def receive_bare(size: int, samples: int, _: int) -> float:
 
 
 def send_ours(address: Any, size: int, samples: int) -> None:
-    x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
+    x = np.zeros(6, np.float32)
+    y = np.zeros(size, np.float32)
     with Stream(address, {"role": "simulation"}, print) as stream:
         stream.open()
         for _ in range(samples):
@@ -86,7 +94,9 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
             raise TimeoutError("the sender has not started")
         received[0].send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
         first = len(buffer.get_batch(BATCH)["x"])
-        took = common.seconds_of(lambda: [buffer.get_batch(BATCH) for _ in range(samples // BATCH - 1)])
+        took = common.seconds_of(
+            lambda: [buffer.get_batch(BATCH) for _ in range(samples // BATCH - 1)]
+        )
         sender.join()
     return (samples - first) / took
 
@@ -101,17 +111,22 @@ def report_transport(options: argparse.Namespace) -> None:
         }
         rates = common.in_turn(contestants, options.repetitions)
         megabytes = (size + 6) * 4 / 1e6
-        common.print_rates(f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each", rates, BARE)
+        common.print_rates(
+            f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each", rates, BARE
+        )
         for label, values in rates.items():
             print(f"{label}: {np.median(values) * megabytes:,.0f} MB/s")
 
 
-# -- training ----------------------------------------------------------------------------------------------
+# -- training
+# ----------------------------------------------------------------------------------------------
 
 
 def network(size: int) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, size))
+    return nn.Sequential(
+        nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, size)
+    )
 
 
 def simulate(size: int) -> Iterator[Any]:
@@ -124,7 +139,8 @@ def plain(size: int, batches: int, _: int) -> float:
     """Return batches per second of a loop over samples in memory."""
     net = network(size)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    x, y = torch.rand(1024, 6), torch.rand(1024, size)
+    x = torch.rand(1024, 6)
+    y = torch.rand(1024, size)
     began = time.perf_counter()
     for _ in range(batches):
         rows = torch.randint(1024, (BATCH,))
@@ -150,8 +166,11 @@ def fit(trainer: DistributedTrainer, size: int, batches: int, record_every: floa
 def online(trainer: DistributedTrainer, size: int, batches: int, _: int) -> float:
     trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, "mse")
     fit(trainer, size, batches, record_every=0.5)
-    records = list(trainer.history)[1:-1] or list(trainer.history)  # the first one includes the start
-    return float(sum(record["batches"] for record in records) / sum(record["seconds"] for record in records))
+    # The first one includes the start.
+    records = list(trainer.history)[1:-1] or list(trainer.history)
+    return float(
+        sum(record["batches"] for record in records) / sum(record["seconds"] for record in records)
+    )
 
 
 def report_training(size: int, batches: int, repetitions: int) -> None:
@@ -163,11 +182,15 @@ def report_training(size: int, batches: int, repetitions: int) -> None:
             "fit_online, Reservoir": partial(online, trainer, size, batches),
         }
         rates = common.in_turn(contestants, repetitions)
-    title = f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation runs at full speed"
+    title = (
+        f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation runs "
+        "at full speed"
+    )
     common.print_rates(title, rates, PLAIN, unit="batches/s")
 
 
-# -- which sample is which -----------------------------------------------------------------------------------
+# -- which sample is which
+# -----------------------------------------------------------------------------------
 
 
 def own_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch.Tensor:
@@ -180,10 +203,14 @@ def own_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch
 
 def stepped(trainer: DistributedTrainer, size: int, batches: int, asks: bool, _: int) -> float:
     """Return samples per second of the last three quarters of a fit."""
-    trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, training_step=partial(own_step, asks=asks))
+    trainer.build(
+        network(size), {"optimizer": "adam", "lr": 1e-3}, training_step=partial(own_step, asks=asks)
+    )
     fit(trainer, size, batches, record_every=0.2)
     records = list(trainer.history)[len(trainer.history) // 4 : -1] or list(trainer.history)
-    return float(sum(each["samples"] for each in records) / sum(each["seconds"] for each in records))
+    return float(
+        sum(each["samples"] for each in records) / sum(each["seconds"] for each in records)
+    )
 
 
 def report_numbers(size: int, batches: int, repetitions: int) -> None:
@@ -196,11 +223,14 @@ def report_numbers(size: int, batches: int, repetitions: int) -> None:
         }
         rates = common.in_turn(contestants, repetitions)
     common.print_rates(
-        f"A training step that asks for numbers of its samples, MLP 6-256-256-{size}", rates, WITHOUT
+        f"A training step that asks for numbers of its samples, MLP 6-256-256-{size}",
+        rates,
+        WITHOUT,
     )
 
 
-# -- solvers -----------------------------------------------------------------------------------------------
+# -- solvers
+# -----------------------------------------------------------------------------------------------
 
 
 def ready(value: tuple[int, int]) -> Iterator[Any]:
@@ -221,7 +251,9 @@ def first_number(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def received(trainer: DistributedTrainer, simulate: Any, samples: int, size: int, _: int) -> float:
-    """Return samples per second that a worker receives and trains on, from the first report to the last one."""
+    """Return samples per second that a worker receives and trains on, from the first report to the
+    last one.
+    """
     trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.0}, first_number)
     trainer.fit_online(
         Simulations(simulate, [(samples, size)]),
@@ -233,7 +265,8 @@ def received(trainer: DistributedTrainer, simulate: Any, samples: int, size: int
         progress=False,
     )
     records = [record for record in trainer.history if record["received"]]
-    first, last = records[0], next(record for record in records if record["received"] == samples)
+    first = records[0]
+    last = next(record for record in records if record["received"] == samples)
     return float((samples - first["received"]) / (last["ended"] - first["ended"]))
 
 
@@ -242,11 +275,25 @@ def report_solvers(options: argparse.Namespace) -> None:
     if shutil.which("mpicc") is None or shutil.which("mpirun") is None:
         print("no solver: mpicc and mpirun are missing (Debian: libopenmpi-dev, openmpi-bin)")
         return
-    with tempfile.TemporaryDirectory() as folder, DistributedTrainer(1, engine="local", threads=1) as trainer:
-        program, source = f"{folder}/ready", str(Path(__file__).with_name("ready_solver.c"))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        DistributedTrainer(1, engine="local", threads=1) as trainer,
+    ):
+        program = f"{folder}/ready"
+        source = str(Path(__file__).with_name("ready_solver.c"))
         subprocess.run(["mpicc", "-O2", f"-I{HEADERS}", "-o", program, source], check=True)
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program, "{0}", "{1}"]
+        command = [
+            "mpirun",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "-n",
+            "2",
+            program,
+            "{0}",
+            "{1}",
+        ]
         simulations = {GENERATOR: ready, SOLVER: Solver(command, as_sent, environment=as_root)}
         for size, many in ((16, 100_000), (4096, 40_000)):
             samples = many // 10 if options.quick else many
@@ -257,13 +304,19 @@ def report_solvers(options: argparse.Namespace) -> None:
             for contestant in contestants.values():
                 contestant(0)
             rates = common.in_turn(contestants, options.repetitions)
-            common.print_rates(f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR)
+            common.print_rates(
+                f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR
+            )
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "transport": report_transport,
-    "training": lambda options: report_training(4096, 300 if options.quick else 1500, options.repetitions),
-    "numbers": lambda options: report_numbers(16, 300 if options.quick else 3000, options.repetitions),
+    "training": lambda options: report_training(
+        4096, 300 if options.quick else 1500, options.repetitions
+    ),
+    "numbers": lambda options: report_numbers(
+        16, 300 if options.quick else 3000, options.repetitions
+    ),
     "solvers": report_solvers,
 }
 

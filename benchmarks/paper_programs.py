@@ -1,10 +1,12 @@
-"""The training programs of the paper that dislib's training comes from, with their own dislib and with ours.
+"""The training programs of the paper that dislib's training comes from, with their own dislib and
+with ours.
 
-"Scalable Neural Network Training: Distributed Data-Parallel Approaches" (WACCPD at SC25) has 48 programs on a
-public forge: 13 regressions and 35 classifications, on 1 to 64 workers. Give a checkout of them, and one of dislib,
-of which the programs bring parts. They stay as they are, except for the import, the data, the sizes of networks and
-fits, the CPU where there is no GPU, and known typing errors. Their forks of dislib crop, flip and clip in every
-task, which ours gets as two arguments of ``build``.
+"Scalable Neural Network Training: Distributed Data-Parallel Approaches" (WACCPD at SC25) has 48
+programs on a public forge: 13 regressions and 35 classifications, on 1 to 64 workers. Give a
+checkout of them, and one of dislib, of which the programs bring parts. They stay as they are,
+except for the import, the data, the sizes of networks and fits, the CPU where there is no GPU, and
+known typing errors. Their forks of dislib crop, flip and clip in every task, which ours gets as two
+arguments of ``build``.
 """
 
 from __future__ import annotations
@@ -26,10 +28,21 @@ from typing import Any
 import _paper_parts
 import numpy as np
 import torch
-from _common import Runtime, call, environment, has_compss, parsed, parser, print_table, ratios, spread
+from _common import (
+    Runtime,
+    call,
+    environment,
+    has_compss,
+    parsed,
+    parser,
+    print_table,
+    ratios,
+    spread,
+)
 from network import Network, compss_in, nodes_of, skip_without_network
 
-THEIRS, OURS = "dislib", "ours"
+THEIRS = "dislib"
+OURS = "ours"
 IMPORT = re.compile(r"from dislib\.pytorch\S* import EncapsulatedFunctionsDistributedPytorch")
 OUR_IMPORT = "from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch"
 REPAIRS = {
@@ -61,7 +74,9 @@ NO_TORCHVISION = {
 PARTS = "train_transform=_paper_parts.crop_and_flip, gradient_clipping=_paper_parts.clip"
 RESULTS = {"regression": "MSE", "classification": "Accuracy"}
 """What programs print of their result: a number to be small, or to be large."""
-CLASSES, COLUMNS, TARGET = 10, 8, "Intensity Value 3s"
+CLASSES = 10
+COLUMNS = 8
+TARGET = "Intensity Value 3s"
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,9 @@ class Program:
     def name(self) -> str:
         """The folders of the program, without those that many share."""
         parts = [part for part in self.path.parent.parts if part not in self.fork.parent.parts]
-        return "/".join([self.kind[:5], *(["curves"] if "Losses" in self.fork.parent.name else []), *parts])
+        return "/".join(
+            [self.kind[:5], *(["curves"] if "Losses" in self.fork.parent.name else []), *parts]
+        )
 
     @property
     def workers(self) -> int:
@@ -103,7 +120,9 @@ class Program:
 
     @property
     def copies(self) -> int:
-        """How often it trains the rows of the data in an epoch: some concatenate them with themselves."""
+        """How often it trains the rows of the data in an epoch: some concatenate them with
+        themselves.
+        """
         return max(1, len(re.findall(r"torch\.load\(x_train\)", self.path.read_text())))
 
 
@@ -118,7 +137,8 @@ def programs(checkout: Path) -> list[Program]:
     return sorted(found, key=lambda each: (each.kind, each.name.split("/")[:-1], each.workers))
 
 
-# -- copies of programs ------------------------------------------------------------------------------------
+# -- copies of programs
+# ------------------------------------------------------------------------------------
 
 
 def replaced(text: str, table: Mapping[str, str]) -> str:
@@ -160,7 +180,11 @@ def copied_program(program: Program, side: str, sizes: Sizes, folder: Path, part
             text = (
                 head
                 + start
-                + re.sub(r"\b(32|64|128|256|512|1024)\b", lambda each: str(int(each[0]) // sizes.narrow), body)
+                + re.sub(
+                    r"\b(32|64|128|256|512|1024)\b",
+                    lambda each: str(int(each[0]) // sizes.narrow),
+                    body,
+                )
             )
         (folder / path.name).write_text(text)
     shutil.copy(_paper_parts.__file__, folder)
@@ -171,13 +195,19 @@ def copied_dislib(checkout: Path, fork: Path, folder: Path) -> Path:
     """Copy dislib, with a fork's part of it over it; return the folder to import it from."""
     if not (folder / "dislib").exists():
         shutil.copytree(checkout / "dislib", folder / "dislib")
-        shutil.copytree(fork, folder / "dislib", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            fork,
+            folder / "dislib",
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
         for path in (folder / "dislib").rglob("*.py"):
             path.write_text(replaced(path.read_text(), common_replacements()))
     return folder
 
 
-# -- data --------------------------------------------------------------------------------------------------
+# -- data
+# --------------------------------------------------------------------------------------------------
 
 
 def write_data(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
@@ -186,7 +216,12 @@ def write_data(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
     frames = {}
     for part, rows in (("all", 2 * sizes.rows), ("train", sizes.rows), ("test", sizes.rows // 4)):
         x = random.random((rows, COLUMNS))
-        y = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3] ** 2 + 0.05 * random.standard_normal(rows)
+        y = (
+            np.sin(3 * x[:, 0])
+            + x[:, 1] * x[:, 2]
+            + 0.5 * x[:, 3] ** 2
+            + 0.05 * random.standard_normal(rows)
+        )
         names = [f"column {number}" for number in range(COLUMNS)] + [TARGET]
         lines = [
             f"{row},{','.join(f'{value:.6f}' for value in values)}"
@@ -202,20 +237,28 @@ def write_data(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
         classes = torch.randint(0, CLASSES, (rows,), generator=generator)
         noise = 2 * torch.randn(rows, 3, sizes.pixels, sizes.pixels, generator=generator)
         targets = classes if part == "train" else torch.nn.functional.one_hot(classes, CLASSES)
-        for name, tensor in ((f"x_{part}", (patterns[classes] + noise).sigmoid()), (f"y_{part}", targets)):
+        for name, tensor in (
+            (f"x_{part}", (patterns[classes] + noise).sigmoid()),
+            (f"y_{part}", targets),
+        ):
             tensors[name] = folder / f"{name}.pt"
             torch.save(tensor, tensors[name])
     return {
         "regression": [str(frames[part]) for part in ("all", "train", "test")],
-        "classification": [str(tensors[name]) for name in ("x_train", "y_train", "x_test", "y_test")],
+        "classification": [
+            str(tensors[name]) for name in ("x_train", "y_train", "x_test", "y_test")
+        ],
     }
 
 
-# -- runs --------------------------------------------------------------------------------------------------
+# -- runs
+# --------------------------------------------------------------------------------------------------
 
 
 def outcome(program: Program, result: Mapping[str, Any], rows: int) -> dict[str, float]:
-    """Return the numbers that a program has printed, and the seconds of an epoch after the first round."""
+    """Return the numbers that a program has printed, and the seconds of an epoch after the first
+    round.
+    """
     printed = result["printed"]
     found = {"seconds": re.search(r"Time used to train NN: (\S+)", printed)}
     found["result"] = re.search(rf"^{RESULTS[program.kind]}: (\S+)", printed, re.MULTILINE)
@@ -230,8 +273,12 @@ def outcome(program: Program, result: Mapping[str, Any], rows: int) -> dict[str,
 class Runner:
     """Runs programs under COMPSs where there is one, otherwise in plain Python."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path, network: Network | None = None) -> None:
-        self._options, self._folder, self._network = options, folder, network
+    def __init__(
+        self, options: argparse.Namespace, folder: Path, network: Network | None = None
+    ) -> None:
+        self._options = options
+        self._folder = folder
+        self._network = network
         self.sizes = Sizes(**{name: getattr(options, name) for name in Sizes.__dataclass_fields__})
         self._data = write_data(folder, self.sizes)
         home = os.environ.get("COMPSS_HOME")
@@ -253,7 +300,8 @@ class Runner:
                 variables["ComputingUnitsGPUs"] = "0"
             runtime = None
             if self.compss:
-                units, hosts = self._options.units, self._network.addresses if self._network else ()
+                units = self._options.units
+                hosts = self._network.addresses if self._network else ()
                 runtime = Runtime(units, hosts=hosts, pythonpath=folders, environment=variables)
             else:
                 variables["PYTHONPATH"] = os.pathsep.join([*folders, *self._bindings, *sys.path])
@@ -266,11 +314,17 @@ class Runner:
 
 def why_not(error: Exception) -> str:
     """Return the line of an error that names it, or its first."""
-    lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception): ", line)]
+    lines = [
+        line.strip()
+        for line in str(error).splitlines()
+        if re.match(r"\s*[\w.]*(Error|Exception): ", line)
+    ]
     return (lines or str(error).splitlines()[:1])[-1][:150]
 
 
-def measure(runner: Runner, chosen: Sequence[Program], options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    runner: Runner, chosen: Sequence[Program], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Run all programs on both sides in turn; return a row for each."""
     rows = []
     for program in chosen:
@@ -293,7 +347,9 @@ def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     found = [row["program"].name]
     for number, form in (("seconds", ".2f"), ("result", ".4f")):
         for side in sides:
-            found.append(row.get(f"{side} error") or spread([each[number] for each in row[side]], form))
+            found.append(
+                row.get(f"{side} error") or spread([each[number] for each in row[side]], form)
+            )
     found.append(spread([each["epoch"] for each in row.get(OURS, ()) if "epoch" in each]))
     seconds = [[each["seconds"] for each in row.get(side, ())] for side in (OURS, THEIRS)]
     complete = len(seconds[0]) == len(seconds[1])
@@ -302,7 +358,9 @@ def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
 
 @contextmanager
 def emulated(nodes: int, cores: float | None) -> Iterator[Network]:
-    """Yield nodes with so many cores, or that share the machine's, in which COMPSs can start workers."""
+    """Yield nodes with so many cores, or that share the machine's, in which COMPSs can start
+    workers.
+    """
     with nodes_of(nodes) as network:
         network.share_cores(cores)
         with compss_in(network):
@@ -313,23 +371,39 @@ def main() -> None:
     options_parser = parser(__doc__, repetitions=3, epochs=4)
     options_parser.add_argument("checkout", type=Path, nargs="?", help="the paper's programs")
     options_parser.add_argument("--dislib", type=Path, help="a checkout of dislib")
-    options_parser.add_argument("--only", default="", help="regular expression of the programs to run")
-    options_parser.add_argument("--sides", nargs="+", choices=(THEIRS, OURS), default=[THEIRS, OURS], help="sides")
+    options_parser.add_argument(
+        "--only", default="", help=("regular expression of the programs to run")
+    )
+    options_parser.add_argument(
+        "--sides", nargs="+", choices=(THEIRS, OURS), default=[THEIRS, OURS], help="sides"
+    )
     options_parser.add_argument("--rows", type=int, default=4096, help="rows of training data")
     options_parser.add_argument("--pixels", type=int, default=16, help="width and height of images")
-    options_parser.add_argument("--narrow", type=int, default=8, help="divisor of the channels of NFNet")
+    options_parser.add_argument(
+        "--narrow", type=int, default=8, help=("divisor of the channels of NFNet")
+    )
     options_parser.add_argument("--batch", type=int, default=64, help="rows of a batch of images")
-    options_parser.add_argument("--batches", type=int, default=8, help="batches of a block of the regressions")
-    options_parser.add_argument("--units", type=int, default=2, help="tasks at a time under COMPSs, on each node")
+    options_parser.add_argument(
+        "--batches", type=int, default=8, help=("batches of a block of the regressions")
+    )
+    options_parser.add_argument(
+        "--units", type=int, default=2, help=("tasks at a time under COMPSs, on each node")
+    )
     options_parser.add_argument(
         "--nodes", type=int, default=1, help="nodes: network namespaces if several, or with --cores"
     )
     options_parser.add_argument("--cores", type=float, help="cores of each node, such as 0.25")
-    options_parser.add_argument("--plain", action="store_true", help="plain Python also where there is COMPSs")
     options_parser.add_argument(
-        "--unchanged", action="store_true", help="change nothing but the import: ours does not crop, flip and clip"
+        "--plain", action="store_true", help=("plain Python also where there is COMPSs")
     )
-    options_parser.add_argument("--verbose", action="store_true", help="print all of the errors of programs")
+    options_parser.add_argument(
+        "--unchanged",
+        action="store_true",
+        help=("change nothing but the import: ours does not crop, flip and clip"),
+    )
+    options_parser.add_argument(
+        "--verbose", action="store_true", help=("print all of the errors of programs")
+    )
     options = parsed(options_parser, rows=512, epochs=2)
     if options.checkout is None or options.dislib is None:
         print("SKIPPED: give a checkout of the programs, and --dislib FOLDER")
@@ -343,11 +417,20 @@ def main() -> None:
     chosen = [each for each in found if re.search(options.only, each.name)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paper_programs-")))
-        network = stack.enter_context(emulated(options.nodes, options.cores)) if is_emulated else None
+        network = (
+            stack.enter_context(emulated(options.nodes, options.cores)) if is_emulated else None
+        )
         runner = Runner(options, folder, network)
-        how = f"runcompss, {options.nodes} nodes, {options.units} units" if runner.compss else "plain Python"
+        how = (
+            f"runcompss, {options.nodes} nodes, {options.units} units"
+            if runner.compss
+            else ("plain Python")
+        )
         how += f", {options.cores} cores each" if options.cores else ""
-        print(f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; {runner.sizes}")
+        print(
+            f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; "
+            f"{runner.sizes}"
+        )
         rows = measure(runner, chosen, options)
     columns = [f"{what}, {side}" for what in ("training s", "result") for side in options.sides]
     print_table(
@@ -356,7 +439,9 @@ def main() -> None:
         [cells(row, options.sides) for row in rows],
     )
     for side in options.sides:
-        print(f"{side}: {sum(f'{side} error' not in row for row in rows)} of {len(rows)} programs ran")
+        print(
+            f"{side}: {sum(f'{side} error' not in row for row in rows)} of {len(rows)} programs ran"
+        )
 
 
 if __name__ == "__main__":

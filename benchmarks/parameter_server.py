@@ -1,4 +1,6 @@
-"""How fast is a parameter server? Pushes and pulls, against bare ZeroMQ that moves and adds the same bytes."""
+"""How fast is a parameter server? Pushes and pulls, against bare ZeroMQ that moves and adds the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,24 @@ from numpy.typing import NDArray
 
 from compss_train.parameter_server import LocalParameterServer, ParameterServer, connect, serve
 
-BARE, SERVED, ENCRYPTED, LOCAL = "bare ZeroMQ, TCP", "served, socket file", "served, TCP", "local"
+BARE = "bare ZeroMQ, TCP"
+SERVED = "served, socket file"
+ENCRYPTED = "served, TCP"
+LOCAL = "local"
 SMALL = 16
 """Number of elements of a small array."""
 
 Arrays = list[NDArray[np.float32]]
 
 
-# -- servers, in processes of their own --------------------------------------------------------------------
+# -- servers, in processes of their own
+# --------------------------------------------------------------------
 
 
 def bare_server(pipe: Any) -> None:
-    """Add pushed arrays to those of their keys and answer pulls, without authentication or reconnection."""
+    """Add pushed arrays to those of their keys and answer pulls, without authentication or
+    reconnection.
+    """
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     pipe.send(socket.bind_to_random_port("tcp://127.0.0.1"))
@@ -38,7 +46,9 @@ def bare_server(pipe: Any) -> None:
             break
         if frames:
             pushed = np.frombuffer(frames[0].buffer, np.float32)
-            arrays[key] = np.add(arrays[key], pushed, out=arrays[key]) if key in arrays else pushed.copy()
+            arrays[key] = (
+                np.add(arrays[key], pushed, out=arrays[key]) if key in arrays else pushed.copy()
+            )
             socket.send_multipart([client, b""])
         else:
             socket.send_multipart([client, arrays[key].data], copy=False)
@@ -76,11 +86,15 @@ def bare() -> Iterator[zmq.Socket[bytes]]:
 
 @contextmanager
 def served(at: str | None = None) -> Iterator[ParameterServer]:
-    with started(partial(parameter_server, at)) as (address, token), connect(address, token) as client:
+    with (
+        started(partial(parameter_server, at)) as (address, token),
+        connect(address, token) as client,
+    ):
         yield client
 
 
-# -- pushes and pulls --------------------------------------------------------------------------------------
+# -- pushes and pulls
+# --------------------------------------------------------------------------------------
 
 
 def move_bare(socket: zmq.Socket[bytes], arrays: Arrays, weights: Arrays) -> None:
@@ -110,15 +124,24 @@ def init(server: ParameterServer, keys: int, size: int) -> None:
 def report_large(megabytes: int, keys: int, repetitions: int) -> None:
     arrays = [np.ones(megabytes * 250_000 // keys, np.float32) for _ in range(keys)]
     weights = [np.zeros_like(array) for array in arrays]
-    with bare() as socket, served() as remote, served("tcp://127.0.0.1:*") as tcp, LocalParameterServer() as local:
-        contestants: dict[str, Callable[[], None]] = {BARE: lambda: move_bare(socket, arrays, weights)}
+    with (
+        bare() as socket,
+        served() as remote,
+        served("tcp://127.0.0.1:*") as tcp,
+        LocalParameterServer() as local,
+    ):
+        contestants: dict[str, Callable[[], None]] = {
+            BARE: lambda: move_bare(socket, arrays, weights)
+        }
         for label, server in ((SERVED, remote), (ENCRYPTED, tcp), (LOCAL, local)):
             init(server, keys, len(arrays[0]))
             contestants[label] = partial(move, server, arrays, weights)
         rates = {label: partial(_per_second, run) for label, run in contestants.items()}
         found = common.in_turn(rates, repetitions + 1)
     found = {label: values[1:] for label, values in found.items()}  # the first one allocates memory
-    common.print_rates(f"Push and pull of {megabytes} MB as {keys} key(s)", found, BARE, ">= 0.5", "per s", ".2f")
+    common.print_rates(
+        f"Push and pull of {megabytes} MB as {keys} key(s)", found, BARE, ">= 0.5", ("per s"), ".2f"
+    )
     for label, values in found.items():
         print(f"{label}: {common.spread([1000 / value for value in values], ',.0f')} ms")
 
@@ -129,7 +152,8 @@ def _per_second(run: Callable[[], object], _: int) -> float:
 
 def pushes(server: ParameterServer, keys: int, count: int) -> float:
     """Return the executed pushes of small arrays per second."""
-    array, names = np.ones(SMALL, np.float32), [f"{keys}/{number % keys}" for number in range(count)]
+    array = np.ones(SMALL, np.float32)
+    names = [f"{keys}/{number % keys}" for number in range(count)]
 
     def push_all() -> None:
         for key in names:
@@ -146,7 +170,8 @@ def report_small(few: int, many: int, count: int, repetitions: int) -> None:
         for label, server in ((SERVED, remote), (ENCRYPTED, tcp), (LOCAL, local)):
             for keys in (few, many):
                 init(server, keys, SMALL)
-                pushes(server, keys, count)  # warm-up: the client requests the keys' dtypes and shapes
+                # Warm-up: the client requests the keys' dtypes and shapes.
+                pushes(server, keys, count)
                 rates = [pushes(server, keys, count) for _ in range(repetitions)]
                 rows.append([label, f"{keys:,}", common.spread(rates, ",.0f")])
     title = f"Pushes of {SMALL} float32, {count:,} at a time"

@@ -1,7 +1,9 @@
-"""What does a round cost besides training? Seconds on each engine; processor time and memory of the coordinator.
+"""What does a round cost besides training? Seconds on each engine; processor time and memory of the
+coordinator.
 
-The part ``engines`` measures rounds of almost no training, empty tasks, and files of parameters. In ``coordinator``
-there are thousands of workers, whose tasks run once and return the same in later rounds; their time does not count.
+The part ``engines`` measures rounds of almost no training, empty tasks, and files of parameters. In
+``coordinator`` there are thousands of workers, whose tasks run once and return the same in later
+rounds; their time does not count.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ from compss_train.engines import Ref, Resources, engine_class
 from compss_train.engines.base import Traits
 from compss_train.engines.codec import SerializedValue
 
-# -- engines -----------------------------------------------------------------------------------------------
+# -- engines
+# -----------------------------------------------------------------------------------------------
 
-SAMPLES, WIDTH = 2, 250
+SAMPLES = 2
+WIDTH = 250
 """Samples per worker and round, and columns of a table of parameters."""
 UNITS = 2
 """Tasks that run at a time."""
-SMALL, TASKS, MANY_TASKS = 0.1, 40, 1000
+SMALL = 0.1
+TASKS = 40
+MANY_TASKS = 1000
 """Megabytes; and numbers of empty tasks: many are enough for Java to have compiled what it runs."""
 
 Case = tuple[float, int]
@@ -61,16 +67,19 @@ class Lookup(nn.Module):
 
 
 def run_engine(engine: str, cases: list[Case], rounds: int, _: int) -> dict[str, list[float]]:
-    """Return medians of what an engine takes, in an application of its own, with workers that were started before.
+    """Return medians of what an engine takes, in an application of its own, with workers that were
+    started before.
 
-    ``rounds`` has the seconds of a round but the first for each case; ``tasks`` those of an empty task: fetched
-    one at a time, in a chain of dependent tasks, and among many independent tasks, and its processor time in the
-    coordinator's process, with PyCOMPSs's or Ray's. ``written`` and ``read`` are those of files of the parameters.
+    ``rounds`` has the seconds of a round but the first for each case; ``tasks`` those of an empty
+    task: fetched one at a time, in a chain of dependent tasks, and among many independent tasks,
+    and its processor time in the coordinator's process, with PyCOMPSs's or Ray's. ``written`` and
+    ``read`` are those of files of the parameters.
     """
     seconds_of_rounds(engine, (SMALL, 4), 2)
     found = {"rounds": [median(seconds_of_rounds(engine, case, rounds + 1)[1:]) for case in cases]}
     with engine_class(engine).start(UNITS, 1) as started:
-        submit, fetch = partial(started.submit, nothing), started.fetch
+        submit = partial(started.submit, nothing)
+        fetch = started.fetch
         fetch([submit() for _ in range(4)])
 
         def chain() -> None:
@@ -92,7 +101,10 @@ def run_engine(engine: str, cases: list[Case], rounds: int, _: int) -> dict[str,
 
 def seconds_of_rounds(engine: str, case: Case, number: int) -> list[float]:
     megabytes, workers = case
-    x, y = (BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1)) for _ in range(2))
+    x, y = (
+        BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1))
+        for _ in range(2)
+    )
     with DistributedTrainer(workers, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(Lookup(megabytes), {"optimizer": "sgd", "lr": 0.01}, "cross_entropy")
         trainer.fit(x, y, num_epochs=number, num_batches_per_worker=1, progress=False)
@@ -109,19 +121,29 @@ def seconds_of_files(megabytes: float) -> tuple[float, float]:
     with TemporaryDirectory() as folder:  # in /tmp by default, as the files of workers are
         path = Path(folder, "parameters")
         with path.open("wb") as file:
-            written = common.seconds_of(lambda: pickle.dump(SerializedValue.of(parameters), file, protocol=5))
+            written = common.seconds_of(
+                lambda: pickle.dump(SerializedValue.of(parameters), file, protocol=5)
+            )
         with path.open("rb") as file:
             return written, common.seconds_of(lambda: pickle.load(file).load())
 
 
 def report_engines(options: argparse.Namespace) -> None:
     if shutil.which("runcompss") is None and "compss" in options.engines:
-        print("without COMPSs: there is no runcompss on the PATH; compss-train doctor says what it needs")
+        print(
+            "without COMPSs: there is no runcompss on the PATH; compss-train doctor says what "
+            "it needs"
+        )
         options.engines.remove("compss")
-    cases = [*((size, 2) for size in options.sizes), *((SMALL, workers) for workers in options.workers)]
+    cases = [
+        *((size, 2) for size in options.sizes),
+        *((SMALL, workers) for workers in options.workers),
+    ]
     runtimes = {"compss": common.Runtime(UNITS)}
     contestants: dict[str, Callable[[int], dict[str, list[float]]]] = {
-        engine: partial(common.call, run_engine, engine, cases, options.epochs, runtime=runtimes.get(engine))
+        engine: partial(
+            common.call, run_engine, engine, cases, options.epochs, runtime=runtimes.get(engine)
+        )
         for engine in options.engines
     }
     results = common.in_turn(contestants, options.repetitions)
@@ -137,41 +159,66 @@ def report_engines(options: argparse.Namespace) -> None:
                     row.append(spread(common.ratios(values, base), ".1f"))
         headers = [title]
         for engine in results:
-            headers += [f"{engine} {unit}", *(["to local"] if engine != "local" and "local" in results else [])]
+            headers += [
+                f"{engine} {unit}",
+                *(["to local"] if engine != "local" and "local" in results else []),
+            ]
         common.print_table(title, headers, rows)
 
-    print(f"{UNITS} tasks at a time, {SAMPLES} samples a worker, {options.epochs} rounds after the first")
+    print(
+        f"{UNITS} tasks at a time, {SAMPLES} samples a worker, {options.epochs} rounds after "
+        "the first"
+    )
     names = [f"{megabytes:g} MB, {workers} workers" for megabytes, workers in cases]
     print_parts("Seconds a round", "rounds", names, "s", 1)
-    kinds = ("fetched one at a time", "each takes the one before", f"independent, {UNITS} at a time")
+    kinds = (
+        "fetched one at a time",
+        "each takes the one before",
+        (f"independent, {UNITS} at a time"),
+    )
     print_parts("An empty task", "tasks", [*kinds, "processor time of the coordinator"], "ms", 1000)
     largest = max(range(len(cases)), key=lambda number: cases[number][0])
     for part in ("written", "read"):
-        rates = [cases[largest][0] / 1000 / run[part][largest] for runs in results.values() for run in runs]
+        rates = [
+            cases[largest][0] / 1000 / run[part][largest]
+            for runs in results.values()
+            for run in runs
+        ]
         print(f"files of {cases[largest][0]:g} MB of parameters are {part} at {spread(rates)} GB/s")
 
 
-# -- the coordinator ---------------------------------------------------------------------------------------
+# -- the coordinator
+# ---------------------------------------------------------------------------------------
 
-SAMPLES_A_BLOCK, GOAL = 8, 20
+SAMPLES_A_BLOCK = 8
+GOAL = 20
 SHUFFLES: dict[str, Any] = {"none": None, "partial": PartialShuffle()}
 SETTLED = 0.4
 """The share of the rounds after which the growth of memory is measured."""
 
 
 class Replaying(SerialEngine):
-    """Runs a task of workers once, and returns the same from then on; notes the processor time of tasks."""
+    """Runs a task of workers once, and returns the same from then on; notes the processor time of
+    tasks.
+    """
 
-    traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=1.0)  # so that workers share a task a slot
+    # So that workers share a task a slot.
+    traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=1.0)
 
     def __init__(self, slots: int) -> None:
         super().__init__()
         self._slots = slots
         self._known: dict[Any, list[Any]] = {}
-        self.tasks, self.seconds = 0, 0.0
+        self.tasks = 0
+        self.seconds = 0.0
 
     def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        returns: int,
+        resources: Resources,
+        priority: bool,
     ) -> Sequence[Ref]:
         began = time.process_time()
         self.tasks += 1
@@ -211,7 +258,9 @@ class Watch(Callback):
         return (settled[-1] - settled[0]) / max(1, len(settled) - 1)
 
 
-def coordinate(workers: int, rounds: int, shuffle: Any, slots: int, _: int) -> tuple[float, float, float]:
+def coordinate(
+    workers: int, rounds: int, shuffle: Any, slots: int, _: int
+) -> tuple[float, float, float]:
     """Return microseconds and tasks a worker and round, and kilobytes a round."""
     x = BlockedTensor.from_array(np.zeros((workers * SAMPLES_A_BLOCK, 4), np.float32), (workers, 1))
     y = BlockedTensor.from_array(np.zeros(workers * SAMPLES_A_BLOCK, np.int64), (workers, 1))
@@ -219,14 +268,20 @@ def coordinate(workers: int, rounds: int, shuffle: Any, slots: int, _: int) -> t
     watch = Watch(engine)
     with DistributedTrainer(workers, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(nn.Linear(4, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-        options = {"num_batches_per_worker": 1, "shuffle": shuffle, "callbacks": [watch], "progress": False}
+        options = {
+            "num_batches_per_worker": 1,
+            "shuffle": shuffle,
+            "callbacks": [watch],
+            "progress": False,
+        }
         trainer.fit(x, y, num_epochs=rounds, **options)
     each = (watch.seconds[-1] - watch.seconds[0]) / (workers * (rounds - 1))
     return 1e6 * each, engine.tasks / (workers * rounds), watch.growth()
 
 
 def report_coordinator(options: argparse.Namespace) -> None:
-    many, rounds = options.many, max(3, 2 * options.epochs)
+    many = options.many
+    rounds = max(3, 2 * options.epochs)
     contestants: dict[str, Callable[[int], tuple[float, float, float]]] = {
         f"shuffle {shuffle}, {f'{slots} slots' if slots else 'a slot each'}": partial(
             common.in_fresh_process, coordinate, many, rounds, SHUFFLES.get(shuffle, shuffle), slots
@@ -239,7 +294,9 @@ def report_coordinator(options: argparse.Namespace) -> None:
         times, tasks, growth = zip(*runs, strict=True)
         rows.append([name, spread(times, ".1f"), spread(tasks, ".3f"), spread(growth, ".1f")])
     headers = ["a worker and round", f"us (goal {GOAL})", "tasks", "growth, kB a round"]
-    common.print_table(f"The coordinator of {many} workers, {rounds} rounds, Linear(4, 2)", headers, rows)
+    common.print_table(
+        f"The coordinator of {many} workers, {rounds} rounds, Linear(4, 2)", headers, rows
+    )
 
 
 PARTS = {"engines": report_engines, "coordinator": report_coordinator}
@@ -247,12 +304,28 @@ PARTS = {"engines": report_engines, "coordinator": report_coordinator}
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=10, parts=PARTS)
-    engines, coordinator = (options_parser.add_argument_group(f"the part {part}").add_argument for part in PARTS)
+    engines, coordinator = (
+        options_parser.add_argument_group(f"the part {part}").add_argument for part in PARTS
+    )
     engines("--engines", nargs="+", default=["local", "ray", "compss"])
-    engines("--sizes", type=float, nargs="+", default=[1.0, 10.0, 100.0], help="MB of parameters of two workers")
-    engines("--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help=f"with {SMALL} MB")
+    engines(
+        "--sizes",
+        type=float,
+        nargs="+",
+        default=[1.0, 10.0, 100.0],
+        help=("MB of parameters of two workers"),
+    )
+    engines(
+        "--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help=(f"with {SMALL} MB")
+    )
     coordinator("--many", type=int, default=10_000, help="workers, and blocks")
-    coordinator("--slots", type=int, nargs="+", default=[0, 64], help="slots to run; 0 for one for each worker")
+    coordinator(
+        "--slots",
+        type=int,
+        nargs="+",
+        default=[0, 64],
+        help=("slots to run; 0 for one for each worker"),
+    )
     coordinator("--shuffles", nargs="+", default=["none", "blocks", "total", "partial"])
     options = common.parsed(options_parser, epochs=3, sizes=[1.0, 10.0], workers=[2, 8], many=100)
     for part in options.parts:

@@ -20,7 +20,9 @@ from compss_train.engines.base import map_refs
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.source import source_of
 
-WORKERS, BATCH, SEED = 8, 1_000, 0
+WORKERS = 8
+BATCH = 1_000
+SEED = 0
 Kind = Literal["total", "blocks"]
 FLOOR = "numpy: permutation and indexing"
 
@@ -33,7 +35,12 @@ class Stopping(SerialEngine):
     """Runs no training."""
 
     def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        returns: int,
+        resources: Resources,
+        priority: bool,
     ) -> Sequence[Ref]:
         task = inspect.signature(function).bind(*args).arguments
         if "works" not in task:
@@ -68,7 +75,8 @@ def gather(job: Any, work: Any, values: Any) -> None:
 def permute(x: NDArray[np.float32], y: NDArray[np.int64]) -> None:
     """Permute plain arrays."""
     order = np.random.default_rng(SEED).permutation(len(x))
-    _, _ = x[order], y[order]
+    _ = x[order]
+    _ = y[order]
 
 
 def main() -> None:
@@ -92,7 +100,9 @@ def main() -> None:
         name: partial(lambda step, _: common.seconds_of(step), step) for name, step in steps.items()
     }
     seconds = common.in_turn(timed, options.repetitions)
-    title = f"{options.samples:,} samples of 4 float32 and an int64 target in {options.blocks:,} blocks"
+    title = (
+        f"{options.samples:,} samples of 4 float32 and an int64 target in {options.blocks:,} blocks"
+    )
     common.print_rates(title, seconds, FLOOR, unit="seconds", form=".2f")
 
 

@@ -1,9 +1,10 @@
-"""Seconds to one worker's accuracy, less half a point, on up to 64 nodes: what is measured, and what computed.
+"""Seconds to one worker's accuracy, less half a point, on up to 64 nodes: what is measured, and
+what computed.
 
-Measured: how many epochs so many workers need (on the serial engine), what a sample costs a processor, and what a
-task and a merge cost two workers in two processes, with the batches and rounds of so many. Computed, with the model
-of ``compss-train advise``: a round of all workers, each on a node of its own, and what links of some rates add. The
-data is on the nodes.
+Measured: how many epochs so many workers need (on the serial engine), what a sample costs a
+processor, and what a task and a merge cost two workers in two processes, with the batches and
+rounds of so many. Computed, with the model of ``compss-train advise``: a round of all workers, each
+on a node of its own, and what links of some rates add. The data is on the nodes.
 """
 
 from __future__ import annotations
@@ -26,18 +27,26 @@ from compss_train.reports.advice import RoundCost, measured_cost
 NODES = [1, 2, 4, 8, 16, 32, 64]
 ARITY = 8
 """Versions that a task of a merge reads; as in ``advice``."""
-COST_SAMPLES, COST_FITS = 6_000, 3
+COST_SAMPLES = 6_000
+COST_FITS = 3
 
 
 def cost_of(case: Case, used: Mapping[str, Any]) -> RoundCost:
-    """Return what a round costs two workers with the options that a fit of the case's workers has used.
+    """Return what a round costs two workers with the options that a fit of the case's workers has
+    used.
 
-    Seconds of a sample are those of the processor, and those of a round the best of some fits, so that a busy
-    machine does not change them much.
+    Seconds of a sample are those of the processor, and those of a round the best of some fits, so
+    that a busy machine does not change them much.
     """
     images = common.load_images(COST_SAMPLES)
-    merge = Merge(**{name: used["merge"][name] for name in ("every", "unit", "outer_optimizer", "optimizer_state")})
-    net, workers = common.network(case.network, 0), min(2, case.workers)
+    merge = Merge(
+        **{
+            name: used["merge"][name]
+            for name in ("every", "unit", "outer_optimizer", "optimizer_state")
+        }
+    )
+    net = common.network(case.network, 0)
+    workers = min(2, case.workers)
 
     def cost(engine: str, epochs: int) -> tuple[float, RoundCost]:
         with common.warm_trainer(net, case.optimizer, workers=workers, engine=engine) as trainer:
@@ -48,19 +57,26 @@ def cost_of(case: Case, used: Mapping[str, Any]) -> RoundCost:
 
     seconds = min(cost("serial", 1)[0] for _ in range(COST_FITS))
     costs = [cost("local", 3)[1] for _ in range(COST_FITS)]
-    return replace(min(costs, key=lambda each: each.merge + each.task), sample=seconds / COST_SAMPLES)
+    return replace(
+        min(costs, key=lambda each: each.merge + each.task), sample=seconds / COST_SAMPLES
+    )
 
 
 def sent_in_turn(nodes: int) -> int:
-    """Return how many versions a node's link carries in turn, up the tree of a merge and down to all nodes."""
-    up, left = 0, nodes
+    """Return how many versions a node's link carries in turn, up the tree of a merge and down to
+    all nodes.
+    """
+    up = 0
+    left = nodes
     while left > 1:
-        up, left = up + min(ARITY, left) - 1, ceil(left / ARITY)
+        up = up + min(ARITY, left) - 1
+        left = ceil(left / ARITY)
     return up + ceil(log2(nodes))
 
 
 def seconds_of(case: Case, result: Result, target: float, rates: Sequence[float]) -> list[float]:
-    """Return the rounds to the accuracy, their seconds of training and of all else, and on the wire at each rate.
+    """Return the rounds to the accuracy, their seconds of training and of all else, and on the wire
+    at each rate.
 
     Empty if the accuracy is not reached.
     """
@@ -71,16 +87,21 @@ def seconds_of(case: Case, result: Result, target: float, rates: Sequence[float]
     rounds = result.merges * reached / case.epochs
     cost = replace(cost_of(case, result.used), samples=case.samples * case.epochs / result.merges)
     training, others = cost.seconds(case.workers, case.workers)
-    averaged = result.used["merge"]["optimizer_state"] == "average"  # momentum, as large as the parameters
+    # Momentum, as large as the parameters.
+    averaged = result.used["merge"]["optimizer_state"] == "average"
     size = 4 * sum(each.numel() for each in common.network(case.network, 0).state_dict().values())
     sent = size * (2 if averaged else 1) * sent_in_turn(case.workers)
     wires = [8 * sent / (rate * 1e6) for rate in rates]
     return [rounds, *(rounds * each for each in (training, others, *wires))]
 
 
-def print_nodes(cases: Sequence[Case], done: Mapping[str, Result], options: argparse.Namespace) -> None:
+def print_nodes(
+    cases: Sequence[Case], done: Mapping[str, Result], options: argparse.Namespace
+) -> None:
     """Print a line for each number of nodes; the first is that of one node."""
-    target, alone, rows = done[cases[0].key].accuracy - options.points, 0.0, []
+    target = done[cases[0].key].accuracy - options.points
+    alone = 0.0
+    rows = []
     for case in cases:
         result = done[case.key]
         cells = [str(case.workers), f"{result.accuracy:.2f}", str(result.used["batch_size"])]
@@ -105,10 +126,17 @@ def main() -> None:
     add("--networks", nargs="+", choices=common.NETWORKS, default=list(common.NETWORKS))
     add("--nodes", nargs="+", type=int, default=NODES)
     add("--rates", nargs="+", type=float, default=[1_000.0, 10_000.0], help="Mbit/s")
-    add("--results", type=Path, default=Path("build/speedup.jsonl"), help="file that accuracies are appended to")
+    add(
+        "--results",
+        type=Path,
+        default=Path("build/speedup.jsonl"),
+        help=("file that accuracies are appended to"),
+    )
     add("--points", type=float, default=0.5, help="percent below one worker's accuracy at the end")
     options_parser.set_defaults(engine="serial", schedule="constant")
-    options = common.parsed(options_parser, epochs=2, samples=3_000, nodes=[1, 2, 8], networks=["MLP"])
+    options = common.parsed(
+        options_parser, epochs=2, samples=3_000, nodes=[1, 2, 8], networks=["MLP"]
+    )
     print(f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs")
     torch.set_num_threads(1)
     for base in base_cases(options):

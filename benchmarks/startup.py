@@ -1,4 +1,6 @@
-"""Seconds from calling ``fit`` to the first training batch: local engine, 2 workers, a cold Python process."""
+"""Seconds from calling ``fit`` to the first training batch: local engine, 2 workers, a cold Python
+process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def ours(folder: str, samples: int) -> Start:
     """Fit one epoch; runs in a fresh process that has imported torch, as any user's has."""
     from compss_train import DistributedTrainer  # not at the top: the bare peer does without
 
-    images, stamp = common.load_images(samples), common.Stamp(folder)
+    images = common.load_images(samples)
+    stamp = common.Stamp(folder)
     x, y = images.blocked(2 * common.WORKERS)
     with DistributedTrainer(common.WORKERS, engine="local", seed=0, threads=1) as trainer:
         trainer.build(common.network("MLP", 0), common.SGD, "cross_entropy", transform=stamp)
@@ -41,7 +44,8 @@ def bare(folder: str, samples: int) -> Start:
 
 def _one_batch(stamp: common.Stamp) -> None:
     net = common.network("MLP", 0)
-    x, y = torch.zeros(common.BATCH, 1, 28, 28), torch.zeros(common.BATCH, dtype=torch.int64)
+    x = torch.zeros(common.BATCH, 1, 28, 28)
+    y = torch.zeros(common.BATCH, dtype=torch.int64)
     common.step(net, common.optimizer_for(net, common.SGD), stamp(x), y)
 
 
@@ -55,7 +59,9 @@ def fresh(function: Callable[[str, int], Start], samples: int) -> Callable[[int]
 
 def main() -> None:
     options = common.parsed(common.parser(__doc__, repetitions=5, samples=60_000), samples=4_000)
-    print(f"{common.image_source()}; {options.samples} of them; the fit's publishing of blocks counts")
+    print(
+        f"{common.image_source()}; {options.samples} of them; the fit's publishing of blocks counts"
+    )
     contestants = {each.__name__: fresh(each, options.samples) for each in (ours, bare)}
     found = common.in_turn(contestants, options.repetitions)
     rows = []
@@ -63,7 +69,13 @@ def main() -> None:
         mine, peers = ([start[place] for start in found[each.__name__]] for each in (ours, bare))
         against = common.spread(common.ratios(mine, peers))
         rows.append([name, common.spread(mine), common.spread(peers), against, f"< {TARGET:.0f} s"])
-    headers = ["seconds to the", "ours, from fit", "2 bare spawned processes", "ours / bare", "target (ours)"]
+    headers = [
+        "seconds to the",
+        "ours, from fit",
+        "2 bare spawned processes",
+        "ours / bare",
+        ("target (ours)"),
+    ]
     common.print_table("Start of the local engine", headers, rows)
 
 

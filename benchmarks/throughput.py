@@ -1,7 +1,9 @@
-"""Samples a second of whole fits with two workers, processes started before: how fast is training on one machine?
+"""Samples a second of whole fits with two workers, processes started before: how fast is training
+on one machine?
 
-The part ``peers`` compares the local engine with plain PyTorch loops and DistributedDataParallel, ``ray`` with Ray,
-and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever is compared runs one after another.
+The part ``peers`` compares the local engine with plain PyTorch loops and DistributedDataParallel,
+``ray`` with Ray, and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever is compared
+runs one after another.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from torch import nn
 
 FAST = {"precision": "bf16", "memory_format": "channels_last"}
 UNITS = {"ComputingUnits": "1", "ComputingUnitsGPUs": "0"}
-"""What dislib's tasks take; a GPU is asked for in its call all the same, or it would train nothing."""
+"""What dislib's tasks take; a GPU is asked for in its call all the same, or it would train
+nothing.
+"""
 
 Outcome = dict[str, float]
 Contestants = dict[str, Callable[[int], Outcome]]
 """Who runs in every repetition, which is the seed."""
 
 
-# -- contestants -------------------------------------------------------------------------------------------
+# -- contestants
+# -------------------------------------------------------------------------------------------
 
 
 def ours(
@@ -40,7 +45,9 @@ def ours(
 ) -> Outcome:
     """Fit; in an application of its own."""
     images = common.load_images(samples)
-    with common.warm_trainer(common.network(name, seed), engine=engine, seed=seed, **modes) as trainer:
+    with common.warm_trainer(
+        common.network(name, seed), engine=engine, seed=seed, **modes
+    ) as trainer:
         fitted = common.fit(trainer, *images.blocked(blocks), epochs=epochs)
         reached = common.accuracy(trainer.predict(images.test_x), images.test_y)
     inside = sum(worker["seconds"] for record in fitted.history for worker in record["workers"])
@@ -48,9 +55,15 @@ def ours(
     return {"rate": samples * epochs / fitted.seconds, "accuracy": reached, "busy": busy}
 
 
-def peer(ranks: int, threads: int, method: str, name: str, samples: int, epochs: int, seed: int) -> Outcome:
-    """Train in plain loops, each on its part of the samples, timed from their common start to the last end."""
-    found = common.run_ranks(run_rank, ranks, threads, method, name, samples, epochs, seed, threads=threads)
+def peer(
+    ranks: int, threads: int, method: str, name: str, samples: int, epochs: int, seed: int
+) -> Outcome:
+    """Train in plain loops, each on its part of the samples, timed from their common start to the
+    last end.
+    """
+    found = common.run_ranks(
+        run_rank, ranks, threads, method, name, samples, epochs, seed, threads=threads
+    )
     began, ended, accuracies = zip(*found, strict=True)
     return {"rate": samples * epochs / (max(ended) - min(began)), "accuracy": fmean(accuracies)}
 
@@ -60,9 +73,11 @@ def run_rank(
 ) -> tuple[float, float, float]:
     """Return when the rank began and ended, and its network's test accuracy."""
     torch.set_num_threads(threads)
-    images, net = common.load_images(samples), common.network(name, seed)
+    images = common.load_images(samples)
+    net = common.network(name, seed)
     part = slice(rank.number, None, rank.ranks)
-    x, y = torch.from_numpy(images.x[part].copy()), torch.from_numpy(images.y[part].copy())
+    x = torch.from_numpy(images.x[part].copy())
+    y = torch.from_numpy(images.y[part].copy())
     if method != common.PLAIN:
         rank.join()
 
@@ -73,7 +88,9 @@ def run_rank(
             began = time.perf_counter()
             for _ in range(epochs):
                 for rows in torch.randperm(len(x)).split(common.BATCH)[:batches]:
-                    common.step(wrapped, optimizer, x.index_select(0, rows), y.index_select(0, rows))
+                    common.step(
+                        wrapped, optimizer, x.index_select(0, rows), y.index_select(0, rows)
+                    )
             return began, time.perf_counter()
 
     train(copy.deepcopy(net), common.WARM_UP_BATCHES, 1)
@@ -82,10 +99,12 @@ def run_rank(
 
 
 def dislib(name: str, samples: int, epochs: int, blocks: int, copies: bool, seed: int) -> Outcome:
-    """Fit as dislib's own tests do; unlike ours, its blocks are in the workers' files before the time starts.
+    """Fit as dislib's own tests do; unlike ours, its blocks are in the workers' files before the
+    time starts.
 
-    ``from_pt_tensor`` makes a block of a slice, which is pickled with all of the tensor that it is a slice of: then
-    every task reads all images. With ``copies`` a task makes a tensor of its own of each block first.
+    ``from_pt_tensor`` makes a block of a slice, which is pickled with all of the tensor that it is
+    a slice of: then every task reads all images. With ``copies`` a task makes a tensor of its own
+    of each block first.
     """
     images = common.load_images(samples)
     _fit_dislib(name, images, min(samples, 10_000), common.WORKERS, 2, seed, copies)
@@ -100,29 +119,41 @@ def dislib(name: str, samples: int, epochs: int, blocks: int, copies: bool, seed
 
 
 def _fit_dislib(
-    name: str, images: common.Images, samples: int, blocks: int, epochs: int, seed: int, copies: bool
+    name: str,
+    images: common.Images,
+    samples: int,
+    blocks: int,
+    epochs: int,
+    seed: int,
+    copies: bool,
 ) -> tuple[float, nn.Module]:
     import dislib as ds
     from dislib.pytorch import EncapsulatedFunctionsDistributedPytorch
     from pycompss.api.api import compss_barrier
 
-    grid, options = (blocks, 1), {each: common.SGD[each] for each in ("lr", "momentum")}
+    grid = (blocks, 1)
+    options = {each: common.SGD[each] for each in ("lr", "momentum")}
     x = ds.from_pt_tensor(torch.from_numpy(images.x[:samples]), shape=grid)
     y = ds.from_pt_tensor(torch.from_numpy(images.y[:samples]), shape=grid)
     if copies:
         x = x.apply_to_tensors(torch.clone)
     trainer = EncapsulatedFunctionsDistributedPytorch(num_workers=common.WORKERS)
-    loss, kind = nn.CrossEntropyLoss, torch.optim.SGD
+    loss = nn.CrossEntropyLoss
+    kind = torch.optim.SGD
     trainer.build(Layers(name, seed), kind, loss, options, num_gpu=common.WORKERS, num_nodes=1)
     compss_barrier()
     nets: list[nn.Module] = []
     batches = math.ceil(samples // blocks / common.BATCH)  # as many as ours
-    seconds = common.seconds_of(lambda: nets.append(trainer.fit_synchronous_with_GPU(x, y, batches, epochs)))
+    seconds = common.seconds_of(
+        lambda: nets.append(trainer.fit_synchronous_with_GPU(x, y, batches, epochs))
+    )
     return seconds, nets[0]
 
 
 class Layers(nn.Module):
-    """A network whose layers are where dislib looks for them; workers that get it use a thread, like ours."""
+    """A network whose layers are where dislib looks for them; workers that get it use a thread,
+    like ours.
+    """
 
     def __init__(self, name: str, seed: int) -> None:
         super().__init__()
@@ -152,11 +183,16 @@ def why_no_dislib(paths: list[str]) -> str:
     return tried.stderr.strip().splitlines()[-1] if tried.returncode else ""
 
 
-# -- parts -------------------------------------------------------------------------------------------------
+# -- parts
+# -------------------------------------------------------------------------------------------------
 
 
-def report(title: str, results: Mapping[str, list[Outcome]], peers: Mapping[str, Callable[[str], str]]) -> None:
-    """Print what each contestant reached, and its ratio to peers: a header, and the peer of a contestant."""
+def report(
+    title: str, results: Mapping[str, list[Outcome]], peers: Mapping[str, Callable[[str], str]]
+) -> None:
+    """Print what each contestant reached, and its ratio to peers: a header, and the peer of a
+    contestant.
+    """
 
     def column(label: str, name: str) -> list[float]:
         return [outcome[name] for outcome in results.get(label, []) if name in outcome]
@@ -169,31 +205,48 @@ def report(title: str, results: Mapping[str, list[Outcome]], peers: Mapping[str,
             others = column(peer_of(label), "rate")
             cells.append(common.spread(common.ratios(rates, others), ".2f") if others else "-")
         rows.append(
-            [*cells, f"{fmean(column(label, 'accuracy')):.2f}", common.spread(column(label, "busy"), ".1f")]
+            [
+                *cells,
+                f"{fmean(column(label, 'accuracy')):.2f}",
+                common.spread(column(label, "busy"), ".1f"),
+            ]
         )
-    common.print_table(title, ["contestant", "samples/s", *peers, "mean test accuracy", "workers busy %"], rows)
+    common.print_table(
+        title, ["contestant", "samples/s", *peers, "mean test accuracy", ("workers busy %")], rows
+    )
 
 
 def report_peers(options: argparse.Namespace) -> None:
-    limit, ddp, plainly = "2 plain loops", "DDP, gloo", "ours, fp32"
+    limit = "2 plain loops"
+    ddp = "DDP, gloo"
+    plainly = "ours, fp32"
     for name in options.networks:
         task: tuple[Any, ...] = (name, options.samples, options.epochs)
         contestants: Contestants = {
-            "ours, bf16, channels_last": partial(common.call, ours, "local", *task, options.grid, FAST),
+            "ours, bf16, channels_last": partial(
+                common.call, ours, "local", *task, options.grid, FAST
+            ),
             limit: partial(peer, 2, 1, common.PLAIN, *task),
             plainly: partial(common.call, ours, "local", *task, options.grid, {}),
             ddp: partial(peer, 2, 1, common.DDP, *task),
             "1 process, 2 threads": partial(peer, 1, 2, common.PLAIN, *task),
         }
-        goals = {f"to {limit} (goal 0.97)": limit, f"to {ddp} (goal {1.4 if name == 'MLP' else 1.05})": ddp}
+        goals = {
+            f"to {limit} (goal 0.97)": limit,
+            (f"to {ddp} (goal {1.4 if name == 'MLP' else 1.05})"): ddp,
+        }
         to = {header: lambda _, label=label: label for header, label in goals.items()}
-        report(f"{name}: local engine and peers", common.in_turn(contestants, options.repetitions), to)
+        report(
+            f"{name}: local engine and peers", common.in_turn(contestants, options.repetitions), to
+        )
 
 
 def report_ray(options: argparse.Namespace) -> None:
     for name in options.networks:
         task: tuple[Any, ...] = (name, options.samples, options.epochs, options.grid, {})
-        contestants: Contestants = {each: partial(common.call, ours, each, *task) for each in ("local", "ray")}
+        contestants: Contestants = {
+            each: partial(common.call, ours, each, *task) for each in ("local", "ray")
+        }
         to = {"to local (goal 0.95)": lambda _: "local"}
         report(f"{name}: on Ray", common.in_turn(contestants, options.repetitions), to)
 
@@ -203,20 +256,28 @@ def report_compss(options: argparse.Namespace) -> None:
         return
     paths = [str(folder.absolute()) for folder in options.dislib]
     if reason := why_no_dislib(paths):
-        print(f"SKIPPED: dislib cannot be imported ({reason}); name a checkout with --dislib FOLDER")
+        print(
+            f"SKIPPED: dislib cannot be imported ({reason}); name a checkout with --dislib FOLDER"
+        )
     task: tuple[Any, ...] = ("MLP", options.samples, options.epochs)
     local = f"local, {options.blocks[0]} blocks"
-    contestants: Contestants = {local: partial(common.call, ours, "local", *task, options.blocks[0], {})}
+    contestants: Contestants = {
+        local: partial(common.call, ours, "local", *task, options.blocks[0], {})
+    }
     for blocks in options.blocks:
         arguments = ours, "compss", *task, blocks, {}
-        contestants[f"compss, {blocks} blocks"] = partial(common.call, *arguments, runtime=common.Runtime())
+        contestants[f"compss, {blocks} blocks"] = partial(
+            common.call, *arguments, runtime=common.Runtime()
+        )
         if not reason:
             runtime = common.Runtime(pythonpath=paths, environment=UNITS)
             of_dislib = partial(common.call, dislib, *task, blocks, options.copies, runtime=runtime)
             contestants[f"dislib, {blocks} blocks"] = of_dislib
     to = {
         "to local": lambda _: local,
-        "to dislib (goals 1.35 with 8 blocks, 4.5 with 64)": lambda label: label.replace("compss", "dislib"),
+        "to dislib (goals 1.35 with 8 blocks, 4.5 with 64)": lambda label: label.replace(
+            "compss", "dislib"
+        ),
     }
     report("MLP under COMPSs", common.in_turn(contestants, options.repetitions), to)
 
@@ -230,11 +291,25 @@ def main() -> None:
     add("--networks", nargs="+", choices=common.NETWORKS, default=list(common.NETWORKS))
     add("--grid", type=int, default=4, help="our blocks in the parts peers and ray")
     add("--blocks", type=int, nargs="+", default=[8, 64], help="of the images, in the part compss")
-    add("--dislib", type=Path, nargs="+", default=[], metavar="FOLDER", help="its checkout and what it needs")
-    add("--copies", action="store_true", help="make each of dislib's blocks a tensor of its own before the fit")
+    add(
+        "--dislib",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help=("its checkout and what it needs"),
+    )
+    add(
+        "--copies",
+        action="store_true",
+        help=("make each of dislib's blocks a tensor of its own before the fit"),
+    )
     # A task of dislib's takes half a second, however small: 64 blocks are not quick.
     options = common.parsed(options_parser, epochs=2, samples=6_400, blocks=[2, 8])
-    print(f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs, merged every epoch")
+    print(
+        f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs, merged "
+        "every epoch"
+    )
     for part in options.parts:
         PARTS[part](options)
 

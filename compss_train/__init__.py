@@ -1,7 +1,8 @@
-"""compss_train: train any PyTorch model with many workers, on this machine or on a cluster of COMPSs.
+"""compss_train: train any PyTorch model with many workers, on this machine or on a cluster of
+COMPSs.
 
-Public names, which are listed in ``__init__.pyi``, and submodules are imported on first use: the command
-``compss-train`` needs no torch, and its doctor must run without it.
+Public names, which are listed in ``__init__.pyi``, and submodules are imported on first use: the
+command ``compss-train`` needs no torch, and its doctor must run without it.
 """
 
 from compss_train._utils.imports import lazy_names

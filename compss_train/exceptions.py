@@ -14,7 +14,9 @@ class DivergedError(ArithmeticError):
     """A loss or parameter became NaN or infinite; lower the learning rate or check the data."""
 
     sample: tuple[int, int, str] | None = None
-    """The first one with NaN or infinity that an online fit got: simulation, step, and ``"x"`` or ``"y"``."""
+    """The first one with NaN or infinity that an online fit got: simulation, step, and ``"x"`` or
+    ``"y"``.
+    """
 
 
 class WorkerLostError(RuntimeError):
@@ -30,10 +32,14 @@ class EngineClosedError(RuntimeError):
 
 
 class TaskCancelledError(RuntimeError):
-    """A value was asked for whose task was cancelled, or that was freed, as the fit that made it has failed."""
+    """A value was asked for whose task was cancelled, or that was freed, as the fit that made it
+    has failed.
+    """
 
     def __init__(self) -> None:
-        super().__init__("the fit that made this value has failed: its tasks were cancelled, its values freed")
+        super().__init__(
+            "the fit that made this value has failed: its tasks were cancelled, its values freed"
+        )
 
 
 class TrainingEndedError(RuntimeError):
@@ -41,11 +47,15 @@ class TrainingEndedError(RuntimeError):
 
 
 class SimulationError(RuntimeError):
-    """The first simulations have failed before any sample, none is complete, or a sample does not fit others."""
+    """The first simulations have failed before any sample, none is complete, or a sample does not
+    fit others.
+    """
 
 
 class BadFileError(ValueError):
-    """A file cannot be read or has invalid contents. ``file`` is its name, ``reason`` the problem."""
+    """A file cannot be read or has invalid contents. ``file`` is its name, ``reason`` the
+    problem.
+    """
 
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(file, reason)
@@ -57,10 +67,11 @@ class BadFileError(ValueError):
 
 
 class BadCheckpointError(ValueError):
-    """A checkpoint is incomplete, damaged or of another format. ``path`` is its folder, ``reason`` the problem.
+    """A checkpoint is incomplete, damaged or of another format. ``path`` is its folder, ``reason``
+    the problem.
 
-    ``good`` is the latest valid checkpoint in the same folder, from which a fit can resume, or ``None``.
-    ``damaged`` is false for a checkpoint in another version of the format.
+    ``good`` is the latest valid checkpoint in the same folder, from which a fit can resume, or
+    ``None``. ``damaged`` is false for a checkpoint in another version of the format.
     """
 
     def __init__(self, path: Path, reason: str, *, damaged: bool = True) -> None:
@@ -76,7 +87,8 @@ class BadCheckpointError(ValueError):
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch
-    """The traceback of a task's exception as text: the cause of that exception when the coordinator raises it.
+    """The traceback of a task's exception as text: the cause of that exception when the coordinator
+    raises it.
 
     Lines of source that the worker did not have, such as a notebook's, are those of this process.
     """

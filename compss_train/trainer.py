@@ -1,4 +1,6 @@
-"""``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with it."""
+"""``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with
+it.
+"""
 
 import copy
 import os
@@ -14,7 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import Suggesting, check_choice, check_count, check_keywords, entry_point
+from compss_train._utils.validation import (
+    Suggesting,
+    check_choice,
+    check_count,
+    check_keywords,
+    entry_point,
+)
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
 from compss_train.callbacks.progress import show_remarks, with_progress
@@ -46,30 +54,35 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     Parameters
     ----------
     num_workers:
-        Copies of the model, at most 100,000, each with a share of the blocks; results depend on it. By default
-        as many as can run at once: physical cores, slots of the engine or units of COMPSs, divided by ``threads``.
+        Copies of the model, at most 100,000, each with a share of the blocks; results depend on it.
+        By default as many as can run at once: physical cores, slots of the engine or units of
+        COMPSs, divided by ``threads``.
     engine:
-        ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in a COMPSs application, ``"ray"`` if
-        ``RAY_ADDRESS`` is set, and ``"local"`` otherwise), ``"serial"`` (in this process, for debugging),
-        ``"local"`` (processes on this machine), ``"compss"`` (PyCOMPSs tasks), ``"ray"`` (Ray tasks), or an
-        ``Engine``, which only the caller shuts down: several trainers can share it, also in several threads (not
-        on COMPSs), and what fails ends its own tasks only.
+        ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in a COMPSs application,
+        ``"ray"`` if ``RAY_ADDRESS`` is set, and ``"local"`` otherwise), ``"serial"`` (in this
+        process, for debugging), ``"local"`` (processes on this machine), ``"compss"`` (PyCOMPSs
+        tasks), ``"ray"`` (Ray tasks), or an ``Engine``, which only the caller shuts down: several
+        trainers can share it, also in several threads (not on COMPSs), and what fails ends its own
+        tasks only.
     seed:
-        Integer from 0 to 2**63 - 1 that determines the order of samples and all random numbers in the workers;
-        ``None`` (default) draws one, which ``trainer.seed`` returns.
+        Integer from 0 to 2**63 - 1 that determines the order of samples and all random numbers in
+        the workers; ``None`` (default) draws one, which ``trainer.seed`` returns.
     threads:
-        Intra-op threads of each task (under COMPSs, its computing units); by default the cores divided among the
-        workers, or the threads of the given engine. Results may differ by rounding for another number.
+        Intra-op threads of each task (under COMPSs, its computing units); by default the cores
+        divided among the workers, or the threads of the given engine. Results may differ by
+        rounding for another number.
     worker_timeout:
-        Seconds without a batch after which a worker's process counts as stopped or hung in ``fit``: it is ended,
-        and its task runs again in another process, up to 4 times in all. Allow more time than the slowest batch and
-        the slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
+        Seconds without a batch after which a worker's process counts as stopped or hung in ``fit``:
+        it is ended, and its task runs again in another process, up to 4 times in all. Allow more
+        time than the slowest batch and the slowest merge take. ``None`` (default) only warns of
+        such processes: docs/long-runs.md.
 
-    Worker processes start with the first call that needs them, and are kept for later ones, with each worker's
-    optimizer and random state. ``close()``, the end of ``with`` and exceptions in fits end those of its own engine.
+    Worker processes start with the first call that needs them, and are kept for later ones, with
+    each worker's optimizer and random state. ``close()``, the end of ``with`` and exceptions in
+    fits end those of its own engine.
 
-    Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``;
-    ``clock``, a function that returns seconds, by which ``max_time`` is measured.
+    Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``,
+    ``threads``; ``clock``, a function that returns seconds, by which ``max_time`` is measured.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -89,7 +102,10 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         self.num_workers, self.threads = self._session.num_workers, self._session.threads
 
     def __repr__(self) -> str:
-        own = f"num_workers={self.num_workers}, engine={self._session.engine_class.name!r}, seed={self.seed}"
+        own = (
+            f"num_workers={self.num_workers}, engine={self._session.engine_class.name!r}, "
+            f"seed={self.seed}"
+        )
         return f"{type(self).__name__}({own}), {self.history!r}"
 
     def _repr_html_(self) -> str:
@@ -117,77 +133,95 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         training_step: Step | str | None = None,
         validation_step: Step | str | None = None,
     ) -> None:
-        """Set the network and how it is trained. Starts no process. A second call starts over with a new network.
+        """Set the network and how it is trained. Starts no process. A second call starts over with
+        a new network.
 
         Parameters
         ----------
         net:
-            Any module; its current parameters are the initial ones. It is copied, never modified. A submodule in
-            evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole network is in evaluation
-            mode. For a training step also a dict of modules, which it receives as an ``nn.ModuleDict``.
+            Any module; its current parameters are the initial ones. It is copied, never modified. A
+            submodule in evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole
+            network is in evaluation mode. For a training step also a dict of modules, which it
+            receives as an ``nn.ModuleDict``.
         optimizer:
-            A dict such as ``{"optimizer": "adamw", "lr": 1e-3}`` with the lower-case name of one of torch's
-            optimizers and its arguments (EDDL's names of them, such as ``epsilon``, are accepted, too), or with a
-            torch optimizer class, in which ``"groups"`` may set options of parameters by patterns of names; or a
-            torch optimizer over the parameters of ``net``; or a callable that takes ``parameters`` or
-            ``named_parameters`` and returns one. Frozen parameters are left out. For a training step that updates
-            several optimizers, a dict from names of submodules to optimizers: docs/models.md.
+            A dict such as ``{"optimizer": "adamw", "lr": 1e-3}`` with the lower-case name of one of
+            torch's optimizers and its arguments (EDDL's names of them, such as ``epsilon``, are
+            accepted, too), or with a torch optimizer class, in which ``"groups"`` may set options
+            of parameters by patterns of names; or a torch optimizer over the parameters of ``net``;
+            or a callable that takes ``parameters`` or ``named_parameters`` and returns one. Frozen
+            parameters are left out. For a training step that updates several optimizers, a dict
+            from names of submodules to optimizers: docs/models.md.
         loss:
-            One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
-            ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes
-            probabilities, such as the outputs of a softmax. May be left out with a training step.
+            One of EDDL's names, or a callable of (output, target) that returns a mean over the
+            batch. ``cross_entropy`` and ``softmax_cross_entropy`` take logits,
+            ``categorical_cross_entropy`` takes probabilities, such as the outputs of a softmax. May
+            be left out with a training step.
         metric:
-            Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list of these, or a
-            dict whose keys are their names in the history. docs/watching.md explains what they are measured on.
+            Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list
+            of these, or a dict whose keys are their names in the history. docs/watching.md explains
+            what they are measured on.
         num_gpu, num_nodes:
-            Number of GPUs that the workers are distributed over, 0 (default) for the CPU; COMPSs tasks use all GPUs
-            that its resources declare. ``num_nodes`` is accepted for dislib's scripts, and has no effect.
+            Number of GPUs that the workers are distributed over, 0 (default) for the CPU; COMPSs
+            tasks use all GPUs that its resources declare. ``num_nodes`` is accepted for dislib's
+            scripts, and has no effect.
         transform:
-            Callable or module that workers apply to every batch of x, for example to scale uint8 images. Random
-            draws are seeded by the batch's position in the epoch: docs/models.md.
+            Callable or module that workers apply to every batch of x, for example to scale uint8
+            images. Random draws are seeded by the batch's position in the epoch: docs/models.md.
         train_transform:
-            Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair; applied
-            before ``transform``, but not in evaluation and prediction. ``TrainTransform`` can call it for each
-            sample. Random draws are seeded as for ``transform``: docs/models.md. ``None`` (default) for none.
+            Augmentation: a function of each training batch of x, or of x and y, which it returns as
+            a pair; applied before ``transform``, but not in evaluation and prediction.
+            ``TrainTransform`` can call it for each sample. Random draws are seeded as for
+            ``transform``: docs/models.md. ``None`` (default) for none.
         collate:
-            Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x without
-            targets, that returns x and y, or x (one ``PackedSequence``); for ``predict(x)`` it gets (x, y) with
-            zero in place of y, or x where it does not take that. ``None`` (default) stacks samples, and pads
-            sequences of different lengths: x with 0, integer targets with -100, which losses ignore.
+            Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x
+            without targets, that returns x and y, or x (one ``PackedSequence``); for ``predict(x)``
+            it gets (x, y) with zero in place of y, or x where it does not take that. ``None``
+            (default) stacks samples, and pads sequences of different lengths: x with 0, integer
+            targets with -100, which losses ignore.
         precision:
-            ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16; parameters keep
-            their dtype. With float16, losses are scaled (``torch.amp.GradScaler``), and steps are skipped if
-            gradients overflow; use it on GPUs, as most CPUs are slow with it.
+            ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16;
+            parameters keep their dtype. With float16, losses are scaled (``torch.amp.GradScaler``),
+            and steps are skipped if gradients overflow; use it on GPUs, as most CPUs are slow with
+            it.
         memory_format:
-            ``"contiguous"`` (default), or ``"channels_last"`` for images, which is faster for convolutions.
+            ``"contiguous"`` (default), or ``"channels_last"`` for images, which is faster for
+            convolutions.
         compile:
-            ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, compiles forward and backward
-            passes in the workers with ``torch.compile``, for training only, in seconds to minutes once. Results
-            differ by rounding; needs a compiler where workers run: docs/training-options.md. ``False`` by default.
+            ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, compiles forward
+            and backward passes in the workers with ``torch.compile``, for training only, in seconds
+            to minutes once. Results differ by rounding; needs a compiler where workers run:
+            docs/training-options.md. ``False`` by default.
         class_weight:
-            A weight for each class, as a sequence or a dict with class indices as keys, for the training loss (not
-            for evaluation): docs/training-options.md. ``None`` (default) for no weights.
+            A weight for each class, as a sequence or a dict with class indices as keys, for the
+            training loss (not for evaluation): docs/training-options.md. ``None`` (default) for no
+            weights.
         schedule:
-            Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
-            factor, or a callable that makes a torch scheduler from an optimizer, such as
-            ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of either, with several steps per epoch:
-            docs/training-options.md. ``None`` (default) for a constant learning rate.
+            Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits)
+            that returns a factor, or a callable that makes a torch scheduler from an optimizer,
+            such as ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of either, with
+            several steps per epoch: docs/training-options.md. ``None`` (default) for a constant
+            learning rate.
         gradients:
-            ``Gradients``: clipping, batches per optimizer step, and what follows a loss of NaN. By default its own.
+            ``Gradients``: clipping, batches per optimizer step, and what follows a loss of NaN. By
+            default its own.
         training_step, validation_step:
-            A function of the model, the batch and a ``StepContext``, or a method of the module. The batch is a
-            tuple, (x, y) or (x,), as of a ``DataLoader`` over a ``TensorDataset``; without y, what ``collate``
-            returns is passed unchanged. The step returns a loss, or a dict with ``"loss"`` and other numbers.
-            A Lightning-style module with both and ``configure_optimizers`` needs no optimizer or loss here:
-            docs/models.md. ``None`` (default) computes ``loss`` from the network's outputs.
+            A function of the model, the batch and a ``StepContext``, or a method of the module. The
+            batch is a tuple, (x, y) or (x,), as of a ``DataLoader`` over a ``TensorDataset``;
+            without y, what ``collate`` returns is passed unchanged. The step returns a loss, or a
+            dict with ``"loss"`` and other numbers. A Lightning-style module with both and
+            ``configure_optimizers`` needs no optimizer or loss here: docs/models.md. ``None``
+            (default) computes ``loss`` from the network's outputs.
 
-        Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
-        missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
+        Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable
+        parameters, and missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be
+        pickled.
         """
         self._model.require_idle("build")
         check_count("num_nodes", num_nodes, least=0)
         given = build_arguments.checked_network(net)
-        factory, training, validation = training_steps(given, optimizer, loss, training_step, validation_step)
+        factory, training, validation = training_steps(
+            given, optimizer, loss, training_step, validation_step
+        )
         own = build_arguments.copied_network(given)
         factory = optimizers.bound_to_copy(factory, given, own)
         spec = training_spec.TrainingSpec(
@@ -234,68 +268,79 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     ) -> params.Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
-        A second fit continues the first: parameters, optimizer and random states, and the count of epochs. Before
-        local processes start, two samples are tried in this one: errors of the model and the loss come at once.
+        A second fit continues the first: parameters, optimizer and random states, and the count of
+        epochs. Before local processes start, two samples are tried in this one: errors of the model
+        and the loss come at once.
 
         Parameters
         ----------
         x, y:
-            Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are cut into one
-            block per worker, or like the other argument if that one is blocked; or a ``FileDataset`` as ``x``,
-            which the workers read, whose files are the blocks, or parts of files if these are fewer than workers.
-            Pass Pandas and polars frames, torch and Hugging Face data sets and a ``DataLoader`` directly:
-            docs/data.md. Without ``y``, each transformed batch is its own target. Both may be tuples, lists or
-            dicts of these: docs/models.md. Arrays are not copied: do not change them during the fit.
+            Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are
+            cut into one block per worker, or like the other argument if that one is blocked; or a
+            ``FileDataset`` as ``x``, which the workers read, whose files are the blocks, or parts
+            of files if these are fewer than workers. Pass Pandas and polars frames, torch and
+            Hugging Face data sets and a ``DataLoader`` directly: docs/data.md. Without ``y``, each
+            transformed batch is its own target. Both may be tuples, lists or dicts of these:
+            docs/models.md. Arrays are not copied: do not change them during the fit.
         num_epochs:
             Number of passes over all samples, at most 10**9 (to train until ``max_time``).
         batch_size, num_batches_per_worker:
-            Give one of them: the maximum number of samples in a batch, or the number of batches that each block is
-            cut into. Batch sizes within a block differ by at most one. ``merge="auto"`` needs neither.
+            Give one of them: the maximum number of samples in a batch, or the number of batches
+            that each block is cut into. Batch sizes within a block differ by at most one.
+            ``merge="auto"`` needs neither.
         merge:
-            When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"`` (default) averages all
-            workers at the end of every epoch, ``"commutative"`` those that have arrived, ``"parameter_server"``
-            adds each worker's change, layer by layer; ``"auto"`` and the other presets also choose the options.
-            ``configuration["fit"]`` has the options used.
+            When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"``
+            (default) averages all workers at the end of every epoch, ``"commutative"`` those that
+            have arrived, ``"parameter_server"`` adds each worker's change, layer by layer;
+            ``"auto"`` and the other presets also choose the options. ``configuration["fit"]`` has
+            the options used.
         shuffle:
-            ``"blocks"`` distributes whole blocks to the workers in a new order each epoch; ``"total"`` permutes all
-            samples (not for files); a ``PartialShuffle`` distributes equal shares of blocks in a new order and
-            mixes their samples in pools while they are read in sequence; ``None`` keeps the order.
+            ``"blocks"`` distributes whole blocks to the workers in a new order each epoch;
+            ``"total"`` permutes all samples (not for files); a ``PartialShuffle`` distributes equal
+            shares of blocks in a new order and mixes their samples in pools while they are read in
+            sequence; ``None`` keeps the order.
         shuffle_block_data:
             Whether to shuffle the samples within each block in every epoch.
         buffer:
-            ``None`` (default) trains on one block after another. With a ``BufferSpec`` each worker's samples pass
-            through a buffer, so that batches mix blocks, and files are read ahead; docs/buffers.md compares the
-            kinds.
+            ``None`` (default) trains on one block after another. With a ``BufferSpec`` each
+            worker's samples pass through a buffer, so that batches mix blocks, and files are read
+            ahead; docs/buffers.md compares the kinds.
         sample_weight:
-            A weight for each sample in the training loss, finite and at least 0: blocks that match ``x``, or an
-            array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
-            (default) for no weights; docs/training-options.md.
+            A weight for each sample in the training loss, finite and at least 0: blocks that match
+            ``x``, or an array of shape (samples,) or (samples, 1). For files use ``FileDataset(...,
+            weight=NAME)``. ``None`` (default) for no weights; docs/training-options.md.
         validation_data:
-            (x, y) or files on which the global parameters are evaluated after every round, as ``val_loss`` and so
-            on. Commutative merging then applies all updates of a round before the next round's.
+            (x, y) or files on which the global parameters are evaluated after every round, as
+            ``val_loss`` and so on. Commutative merging then applies all updates of a round before
+            the next round's.
         callbacks:
-            ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in the workers.
+            ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in
+            the workers.
         progress:
-            Whether to show progress, on standard error (in notebooks on standard output): a bar in a terminal or
-            notebook, elsewhere a line per round. A ``ProgressBar`` or ``RoundLines`` in the callbacks replaces it.
+            Whether to show progress, on standard error (in notebooks on standard output): a bar in
+            a terminal or notebook, elsewhere a line per round. A ``ProgressBar`` or ``RoundLines``
+            in the callbacks replaces it.
         resume:
-            Folder of checkpoints, of which the newest good one is used, or a single checkpoint. The rest of the
-            interrupted fit is trained and, if workers merge synchronously, gives the bits of a fit without
-            interruption. A warning names damaged checkpoints. ``True`` uses the folder of the ``Checkpoint`` among
-            the callbacks, and starts a new fit if it holds no checkpoint yet.
+            Folder of checkpoints, of which the newest good one is used, or a single checkpoint. The
+            rest of the interrupted fit is trained and, if workers merge synchronously, gives the
+            bits of a fit without interruption. A warning names damaged checkpoints. ``True`` uses
+            the folder of the ``Checkpoint`` among the callbacks, and starts a new fit if it holds
+            no checkpoint yet.
         max_time:
-            Time limit of the fit: seconds or a ``timedelta``. Judging by earlier rounds, the fit stops before a
-            round that would exceed it. If a round exceeds it anyway, it is cancelled (on COMPSs the fit ends then).
-            The limit of ``runcompss --wall_clock_limit`` also applies, less a twentieth of it, at most 60 s.
+            Time limit of the fit: seconds or a ``timedelta``. Judging by earlier rounds, the fit
+            stops before a round that would exceed it. If a round exceeds it anyway, it is cancelled
+            (on COMPSs the fit ends then). The limit of ``runcompss --wall_clock_limit`` also
+            applies, less a twentieth of it, at most 60 s.
 
-        Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
-        if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
-        exceptions of the model, with the worker's traceback; ``BadCheckpointError``, ``FileNotFoundError`` and
-        ``ValueError`` for a checkpoint that cannot be resumed. Warns if there are more workers than blocks, and if
-        outputs do not suit the loss. SIGTERM stops a fit as ``max_time`` does, and then ends the program with
-        ``SystemExit``, unless the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are
-        those of the last complete round. With commutative merging they include later changes; on COMPSs they are
-        then those before the fit.
+        Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``,
+        ``DivergedError`` if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a
+        process dies repeatedly, and the exceptions of the model, with the worker's traceback;
+        ``BadCheckpointError``, ``FileNotFoundError`` and ``ValueError`` for a checkpoint that
+        cannot be resumed. Warns if there are more workers than blocks, and if outputs do not suit
+        the loss. SIGTERM stops a fit as ``max_time`` does, and then ends the program with
+        ``SystemExit``, unless the program handles SIGTERM itself. After an exception or Ctrl-C the
+        parameters are those of the last complete round. With commutative merging they include later
+        changes; on COMPSs they are then those before the fit.
         """
         options = FitOptions(
             num_epochs=num_epochs,
@@ -319,27 +364,40 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
-        """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
+        """Check the arguments of a fit without running it: everything that ``fit`` checks, and one
+        batch.
 
-        Takes the arguments of ``fit``, with the same errors, warnings and first lines. The first batch is trained
-        here, on the first GPU with ``num_gpu``, or the CPU if this process has none; its errors are then warnings,
-        because some operations need a GPU. No worker starts, no file is written, and the trainer is unchanged.
+        Takes the arguments of ``fit``, with the same errors, warnings and first lines. The first
+        batch is trained here, on the first GPU with ``num_gpu``, or the CPU if this process has
+        none; its errors are then warnings, because some operations need a GPU. No worker starts, no
+        file is written, and the trainer is unchanged.
         """
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
-        first_batch.try_fit(fit := self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options)))
+        first_batch.try_fit(
+            fit := self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
+        )
         show_remarks(fit.callbacks.callbacks, fit.remarks)
 
     def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
-        """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
+        """Return the fit with these options, which ``method`` needs, after all checks that need no
+        task.
+        """
         self._model.require_idle(method)
-        records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
+        records = {
+            "validated": options.validation_data is not None,
+            "averaged": bool(options.merge.averaging),
+        }
         called = self._callbacks(options.callbacks, options.progress, **records)
         stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
         return rounds.prepare_fit(self._session, x, y, options, called, stopping)
 
-    def _callbacks(self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool) -> CallbackList:
-        """Return the callbacks of a fit, with one that shows progress; ``records`` are as in ``CallbackList``."""
+    def _callbacks(
+        self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool
+    ) -> CallbackList:
+        """Return the callbacks of a fit, with one that shows progress; ``records`` are as in
+        ``CallbackList``.
+        """
         check_choice("progress", progress, (True, False))
         checked = check_callbacks(callbacks)
         return CallbackList(with_progress(checked) if progress else checked, self, **records)
@@ -361,38 +419,45 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         checkpoint_every: float | None = 60.0,
         resume: str | os.PathLike[str] | bool = False,
     ) -> params.Parameters:
-        """Train while simulations run, and return the final global parameters, arrays in state_dict order.
+        """Train while simulations run, and return the final global parameters, arrays in state_dict
+        order.
 
-        Simulations run as tasks and send their samples to ``num_workers`` workers, which hold them in buffers and
-        train on batches drawn from these, until all simulations have ended and the buffers are empty. Only
-        checkpoints are written to disk. Needs the extra ``online``; not for the serial engine; docs/online.md.
+        Simulations run as tasks and send their samples to ``num_workers`` workers, which hold them
+        in buffers and train on batches drawn from these, until all simulations have ended and the
+        buffers are empty. Only checkpoints are written to disk. Needs the extra ``online``; not for
+        the serial engine; docs/online.md.
 
         Parameters
         ----------
         simulations:
-            The sources of samples: ``Simulations(simulate, inputs, count=4)``, or programs outside the fit.
+            The sources of samples: ``Simulations(simulate, inputs, count=4)``, or programs outside
+            the fit.
         buffer:
             Each worker's buffer; simulations wait while it is full. docs/buffers.md has the kinds.
         batch_size:
             Samples in a batch; the last batches may have fewer.
         merge:
-            ``Merge(every=...)``: number of batches after which a worker merges, through a parameter server in this
-            process; 1 by default. It also takes ``outer_optimizer`` and ``optimizer_state`` (``"keep"`` or
-            ``"reset"``).
+            ``Merge(every=...)``: number of batches after which a worker merges, through a parameter
+            server in this process; 1 by default. It also takes ``outer_optimizer`` and
+            ``optimizer_state`` (``"keep"`` or ``"reset"``).
         max_batches:
             Maximum number of batches that each worker trains on; ``None`` for no limit.
         validation_data, callbacks, progress, max_time:
-            As in ``fit``. Validation runs concurrently with training, for one record of the history at a time.
+            As in ``fit``. Validation runs concurrently with training, for one record of the history
+            at a time.
         record_every:
             Seconds between records of the history; docs/reference/online.md has their fields.
         checkpoint_every:
-            Seconds between saves, for which all workers wait at a merge. A worker that dies goes on from the last
-            one, and a ``Checkpoint`` writes them, with the buffers. ``None`` for none but that of a fit that stops.
+            Seconds between saves, for which all workers wait at a merge. A worker that dies goes on
+            from the last one, and a ``Checkpoint`` writes them, with the buffers. ``None`` for none
+            but that of a fit that stops.
         resume:
-            As in ``fit``, from saves; simulations of which one lacks samples run again. Give the same inputs again.
+            As in ``fit``, from saves; simulations of which one lacks samples run again. Give the
+            same inputs again.
 
-        Raises the errors of ``fit``, and ``SimulationError`` if the first simulations fail, none is complete at the
-        end, or samples differ in shape. After an exception or Ctrl-C the parameters are those merged until then.
+        Raises the errors of ``fit``, and ``SimulationError`` if the first simulations fail, none is
+        complete at the end, or samples differ in shape. After an exception or Ctrl-C the parameters
+        are those merged until then.
         """
         from compss_train.online.fitting import OnlineFit
 
@@ -407,9 +472,13 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         )
         self._model.require_idle("fit_online")
         OnlineFit(
-            callbacks=self._callbacks(callbacks, progress, validated=validation_data is not None, online=True),
+            callbacks=self._callbacks(
+                callbacks, progress, validated=validation_data is not None, online=True
+            ),
             stopping=Stopping(max_time, self.clock, self._session.engine_class.time_left()),
-            validation=None if validation_data is None else validation_source(self._session, validation_data),
+            validation=None
+            if validation_data is None
+            else validation_source(self._session, validation_data),
             session=self._session,
             simulations=simulations,
             options=options,
@@ -418,7 +487,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     @property
     def seed(self) -> int:
-        """The seed of all random numbers, given or drawn; after ``restore`` that of the checkpoint."""
+        """The seed of all random numbers, given or drawn; after ``restore`` that of the
+        checkpoint.
+        """
         return self._model.seed
 
     @property
@@ -430,7 +501,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     def measures(self) -> tuple[str, ...]:
         """The names of the loss and the metrics in every record of the history, ``"loss"`` first.
 
-        Measures on validation data have the prefix ``val_``. Raises ``NotBuiltError`` before ``build``.
+        Measures on validation data have the prefix ``val_``. Raises ``NotBuiltError`` before
+        ``build``.
         """
         return self._model.built.training_spec.measures.names
 
@@ -441,10 +513,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """The arguments of the trainer, ``build`` and the last fit, and versions, as values that JSON can hold.
+        """The arguments of the trainer, ``build`` and the last fit, and versions, as values that
+        JSON can hold.
 
-        ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name, arrays by shape.
-        ``details`` has the attributes of the network, the loss and other objects, by dotted names.
+        ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name,
+        arrays by shape. ``details`` has the attributes of the network, the loss and other objects,
+        by dotted names.
         """
         return {
             "trainer": {
@@ -457,14 +531,19 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             "fit": self._model.described_fit,
             "details": self._model.details,
             "versions": description.versions(),
-            "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},
+            "machine": {
+                "host": platform.node(),
+                "platform": platform.platform(),
+                "cores": os.cpu_count(),
+            },
         }
 
     @entry_point
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
         """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
 
-        ``x`` and ``y`` are as in ``fit``. ``batch_size`` defaults to that of a ``DataLoader``, or else to 1024.
+        ``x`` and ``y`` are as in ``fit``. ``batch_size`` defaults to that of a ``DataLoader``, or
+        else to 1024.
         """
         spec = self._model.built.training_spec
         spec.check_evaluable()
@@ -481,53 +560,68 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
-        An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them; a
-        list with one array per sample if batches of sequences were padded to different lengths. Arguments are as in
-        ``evaluate``; targets in ``x`` are left out. Rounding depends on the processor and the size of batches.
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network
+        returns them; a list with one array per sample if batches of sequences were padded to
+        different lengths. Arguments are as in ``evaluate``; targets in ``x`` are left out. Rounding
+        depends on the processor and the size of batches.
         """
         self._model.built.training_spec.check_forward()
-        with inference(self._session, "predict", (x, None), batch_size, targets=False) as (tasks, parameters):
+        with inference(self._session, "predict", (x, None), batch_size, targets=False) as (
+            tasks,
+            parameters,
+        ):
             return tasks.predict(parameters)
 
     def model(self, *, averaged: bool = False) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU.
 
-        With ``averaged=True`` they are the average that a fit with ``Merge(averaging=...)`` keeps. Raises
-        ``ValueError`` if the last fit kept none.
+        With ``averaged=True`` they are the average that a fit with ``Merge(averaging=...)`` keeps.
+        Raises ``ValueError`` if the last fit kept none.
         """
         net = copies.copy_network(self._model.built.training_spec.net)
         params.load_into(net, self._model.current(averaged=averaged))
         return net
 
     def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
-        """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in ``model``."""
+        """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in
+        ``model``.
+        """
         return params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
 
     def summary(self) -> Table:
-        """Return a table of the network: names, shapes, numbers and bytes of what it holds, and what is trained.
+        """Return a table of the network: names, shapes, numbers and bytes of what it holds, and
+        what is trained.
 
-        The bytes are those of one copy. Each worker has one, and also gradients and the optimizer's state.
+        The bytes are those of one copy. Each worker has one, and also gradients and the optimizer's
+        state.
         """
         return self._model.built.training_spec.summary()
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""
+        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers
+        differ.
+        """
         net = copy.deepcopy(self._model.built.training_spec.net)
         if self._model.fit is not None and self._model.fit.running:
             raise RuntimeError(
-                "set_parameters was called during a fit, between rounds; call it at the start or end"
+                "set_parameters was called during a fit, between rounds; call it at the start or "
+                "end"
             )
         params.load_into(net, params.as_parameters(parameters))
         self._model.parameters = params.from_module(net)
 
     def trained_samples(self) -> int | None:
-        """Return how many samples the engine's workers have reported, with repetitions; ``None`` if unknown."""
+        """Return how many samples the engine's workers have reported, with repetitions; ``None`` if
+        unknown.
+        """
         return self._session.trained_samples()
 
     def stop(self, reason: str) -> None:
-        """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
+        """End the fit after the current round; for callbacks. ``reason`` becomes the value of
+        ``stopped``.
 
-        Later rounds that were submitted are cancelled, but trained and recorded if workers merge without waiting.
+        Later rounds that were submitted are cancelled, but trained and recorded if workers merge
+        without waiting.
         """
         if self._model.fit is None:
             raise RuntimeError("stop was called while no fit is running; call it from a callback")
@@ -545,7 +639,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     @property
     def stopped(self) -> str | None:
-        """Why the last fit ended early (the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``), or ``None``."""
+        """Why the last fit ended early (the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``),
+        or ``None``.
+        """
         return self._model.stopped
 
     @property
@@ -554,37 +650,47 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return self._model.resumed_from
 
     def snapshot(self) -> Snapshot:
-        """Return the state to resume from; in callbacks that after the last round (``Callback.needs_state``)."""
+        """Return the state to resume from; in callbacks that after the last round
+        (``Callback.needs_state``).
+        """
         return resuming.snapshot_of(self._session)
 
     @property
     def state_id(self) -> object:
-        """What tells apart the states of ``snapshot``; ``None`` for one between the saves of ``fit_online``."""
+        """What tells apart the states of ``snapshot``; ``None`` for one between the saves of
+        ``fit_online``.
+        """
         return self._model.state_id
 
     def checkpoint_bytes(self) -> int:
-        """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and the history."""
+        """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and
+        the history.
+        """
         return resuming.checkpoint_bytes(self._session)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
 
-        ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file includes the parameters' SHA-256. The
-        file is complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as
-        ``"s3://..."``. To export to ONNX, give ``trainer.model()`` to ``torch.onnx.export``.
+        ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file includes the parameters'
+        SHA-256. The file is complete or does not exist. Raises ``ValueError`` for other suffixes,
+        and for names such as ``"s3://..."``. To export to ONNX, give ``trainer.model()`` to
+        ``torch.onnx.export``.
         """
         if not is_remote(os.fspath(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model()))
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
-        """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
+        """Load parameters, history, counters and the workers' states from a checkpoint; call
+        ``build`` first.
 
-        ``folder`` is the folder of a ``Checkpoint`` callback, from which the newest good checkpoint is loaded, or
-        with ``best=True`` the best one; or it is a single checkpoint. Both may be in an object store
-        (``"s3://..."``). A later fit is a new fit of the same trainer. Warns if newer checkpoints are damaged.
+        ``folder`` is the folder of a ``Checkpoint`` callback, from which the newest good checkpoint
+        is loaded, or with ``best=True`` the best one; or it is a single checkpoint. Both may be in
+        an object store (``"s3://..."``). A later fit is a new fit of the same trainer. Warns if
+        newer checkpoints are damaged.
 
-        Raises ``FileNotFoundError``, ``BadCheckpointError``, ``ValueError`` for another network, optimizer or seed.
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, ``ValueError`` for another network,
+        optimizer or seed.
         """
         self._model.require_idle("restore")
         resuming.restore(self._session, folder, best=best)

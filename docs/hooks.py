@@ -11,23 +11,35 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+}
 """Files of the project's folder, and the pages that they become."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     for name, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8"))
+        )
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         content = notebook_page(Path(str(notebook.abs_src_path)))
-        files.append(File.generated(config, notebook.src_uri.replace(".ipynb", ".md"), content=content))
+        files.append(
+            File.generated(config, notebook.src_uri.replace(".ipynb", ".md"), content=content)
+        )
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Change links in pages, which fit the folders of the repository, to those of the site."""
-    return markdown.replace("](docs/", "](").replace("](../README.md", "](index.md").replace(".ipynb)", ".md)")
+    return (
+        markdown.replace("](docs/", "](")
+        .replace("](../README.md", "](index.md")
+        .replace(".ipynb)", ".md)")
+    )
 
 
 def notebook_page(path: Path) -> str:

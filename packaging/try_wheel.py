@@ -1,7 +1,8 @@
-"""Try an installed wheel: train, run the command, and check that what each extra installs can be imported.
+"""Try an installed wheel: train, run the command, and check that what each extra installs can be
+imported.
 
-``make extras`` calls it with the Python of a fresh environment that holds the wheel and nothing else, from an empty
-folder, so that no file of the checkout can help::
+``make extras`` calls it with the Python of a fresh environment that holds the wheel and nothing
+else, from an empty folder, so that no file of the checkout can help::
 
     python try_wheel.py train              # five lines, doctor, the example of `fit`, headers
     python try_wheel.py extras WHEEL       # installs each extra of the wheel in turn, and imports its packages
@@ -31,7 +32,13 @@ if accuracy < 0.9:
 print(f"trained by compss_train {compss_train.__version__} in {compss_train.__file__}: accuracy {accuracy:.3f}")
 """
 
-HEADERS = ("compss_train.h", "compss_train.f90", "libcompss_train.c", "melissa_api.h", "melissa_api.f90")
+HEADERS = (
+    "compss_train.h",
+    "compss_train.f90",
+    "libcompss_train.c",
+    "melissa_api.h",
+    "melissa_api.f90",
+)
 
 ENGINE_MISSING = 1
 """Exit code of ``compss-train doctor`` where COMPSs is not installed."""
@@ -69,7 +76,11 @@ def extras(wheel: str) -> None:
     for extra in distribution.metadata.get_all("Provides-Extra") or []:
         run(sys.executable, "-m", "pip", "install", "--quiet", *sys.argv[3:], f"{wheel}[{extra}]")
         marker = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
-        names = [re.split(r"[\s\[<>=!~;]", line, maxsplit=1)[0] for line in required if marker.search(line)]
+        names = [
+            re.split(r"[\s\[<>=!~;]", line, maxsplit=1)[0]
+            for line in required
+            if marker.search(line)
+        ]
         checked = [module for name in names for module in modules_of(name)]
         for module in checked:
             import_module(module)
@@ -77,7 +88,9 @@ def extras(wheel: str) -> None:
 
 
 def modules_of(name: str) -> list[str]:
-    """Return the top-level modules of an installed distribution: those with a file of their own in it."""
+    """Return the top-level modules of an installed distribution: those with a file of their own in
+    it.
+    """
     normal = re.sub(r"[-_.]+", "-", name).lower()
     modules = sorted(
         module

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
     from tests.helpers.shared_engine import SharedEngine
 
 ENGINES = ("serial", "local")
-MEMORY, ROOM = Path("/dev/shm"), 2**32
+MEMORY = Path("/dev/shm")
+ROOM = 2**32
 
-# Examples take as long as they take: other tests run at the same time. They are drawn anew in every run.
-SLOWLY = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+# Examples take as long as they take: other tests run at the same time. They are drawn anew in every
+# run.
+SLOWLY = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
 settings.register_profile("few", max_examples=8, **SLOWLY)
 settings.register_profile("many", max_examples=200, **SLOWLY)
 
@@ -44,20 +49,31 @@ def _warnings_of_one_program() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
+    """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that
+    does.
+    """
     parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
-    parser.addoption("--soak-minutes", type=float, default=60.0, help="length of the longest of the soak tests")
-    parser.addoption("--write-messages", action="store_true", help="take the words of errors as they are now")
-    parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
+    parser.addoption(
+        "--soak-minutes", type=float, default=60.0, help=("length of the longest of the soak tests")
+    )
+    parser.addoption(
+        "--write-messages", action="store_true", help=("take the words of errors as they are now")
+    )
+    parser.addoption(
+        "--engines",
+        default=",".join(ENGINES),
+        help=("engines of the tests that run on every engine"),
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Heed Ctrl-C, let threads that wait sleep, and look for no garbage while tests are imported.
 
-    A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C. Threads of
-    torch wait in a loop otherwise, and take the cores that other tests need: fits with two threads then take ten
-    times as long. Looking for garbage takes a quarter of the time of imports, and what these make stays. Files of
-    tests are in memory where there is room: thousands are synced and removed, which takes milliseconds on a disk.
+    A shell that runs the tests in the background makes them, and all that they start, ignore
+    Ctrl-C. Threads of torch wait in a loop otherwise, and take the cores that other tests need:
+    fits with two threads then take ten times as long. Looking for garbage takes a quarter of the
+    time of imports, and what these make stays. Files of tests are in memory where there is room:
+    thousands are synced and removed, which takes milliseconds on a disk.
     """
     settings.load_profile("many" if config.getoption("--slow") else "few")
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
@@ -76,7 +92,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what takes long, and run each combination of parameters on one engine only, unless all is asked for."""
+    """Skip what takes long, and run each combination of parameters on one engine only, unless all
+    is asked for.
+    """
     if config.getoption("--slow"):
         return
     for item in items:
@@ -87,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def each_on_one_engine(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Leave out what runs on another engine: the first combination on the first engine, and so on in turn.
+    """Leave out what runs on another engine: the first combination on the first engine, and so on
+    in turn.
 
     Tests without other parameters, and those of engines, run on all of them.
     """
@@ -99,7 +118,10 @@ def each_on_one_engine(items: list[pytest.Item]) -> list[pytest.Item]:
         if engine is not None and chosen and "tests/engines" not in item.nodeid:
             engines, combinations = seen.setdefault(item.nodeid.partition("[")[0], ([], []))
             numbers = []
-            for known, one in ((engines, engine), (combinations, [id(value) for value in chosen.values()])):
+            for known, one in (
+                (engines, engine),
+                (combinations, [id(value) for value in chosen.values()]),
+            ):
                 if one not in known:
                     known.append(one)
                 numbers.append(known.index(one))
@@ -110,7 +132,9 @@ def each_on_one_engine(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes an ``engine`` on each one asked for, or those and ``MORE_ENGINES`` of its module."""
+    """Run a test that takes an ``engine`` on each one asked for, or those and ``MORE_ENGINES`` of
+    its module.
+    """
     own = any("engine" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "engine" in metafunc.fixturenames and not own:
         engines = metafunc.config.getoption("--engines").split(",")
@@ -120,7 +144,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def shared_local() -> Iterator[SharedEngine]:
-    """One local engine, of at least two processes, for all tests: starting processes takes seconds."""
+    """One local engine, of at least two processes, for all tests: starting processes takes
+    seconds.
+    """
     from tests.helpers.shared_engine import SharedEngine
 
     engine = SharedEngine(processes=2)
@@ -199,4 +225,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
         from tests.simulation.engine import SimulatedEngine
 
         return SimulatedEngine()
-    return CompssEngine() if request.param == "compss" else request.getfixturevalue(f"shared_{request.param}")
+    return (
+        CompssEngine()
+        if request.param == "compss"
+        else request.getfixturevalue(f"shared_{request.param}")
+    )

@@ -1,8 +1,9 @@
-"""Counts what runs between ``fit`` and the first ``optimizer.step``: ``python -m tests.lint_path [--names]``.
+"""Counts what runs between ``fit`` and the first ``optimizer.step``: ``python -m tests.lint_path
+[--names]``.
 
-The counts are those of a debugger that steps through a fit on the serial engine: the package's files, types (whose
-methods run), named functions and distinct lines. Exits with 1 if one is above its limit, a tenth more than when the
-limits were set: a reader of the package pays for each.
+The counts are those of a debugger that steps through a fit on the serial engine: the package's
+files, types (whose methods run), named functions and distinct lines. Exits with 1 if one is above
+its limit, a tenth more than when the limits were set: a reader of the package pays for each.
 """
 
 import sys
@@ -70,7 +71,8 @@ class Watch:
 
 def watched(fit: Callable[[DistributedTrainer], object]) -> Watch:
     """Return what runs of the package until the first step of a fit."""
-    watch, trainer = Watch(), DistributedTrainer(2, engine="serial", seed=0)
+    watch = Watch()
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
     net = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2))
     trainer.build(net, {"optimizer": FirstStep, "lr": 0.1}, "cross_entropy")
     threading.settrace(watch.call)
@@ -92,16 +94,21 @@ def fits(folder: str) -> dict[str, Callable[[DistributedTrainer], object]]:
     for number, rows in enumerate((slice(200), slice(200, 400))):
         np.savez(f"{folder}/{number}.npz", x=x[rows], y=y[rows])
     options: dict[str, Any] = {"num_epochs": 2, "batch_size": 50, "progress": False}
-    files, checkpoint = FileDataset(f"{folder}/*.npz"), Checkpoint(f"{folder}/checkpoints")
+    files = FileDataset(f"{folder}/*.npz")
+    checkpoint = Checkpoint(f"{folder}/checkpoints")
     ways = (
         lambda trainer: trainer.fit(x, y, **options),
-        lambda trainer: trainer.fit(files, validation_data=(x, y), callbacks=[checkpoint], **options),
+        lambda trainer: trainer.fit(
+            files, validation_data=(x, y), callbacks=[checkpoint], **options
+        ),
     )
     return dict(zip(LIMITS, ways, strict=True))
 
 
 def main(arguments: list[str]) -> int:
-    """Print the counts, and with ``--names`` what was counted; return 1 if one is above its limit."""
+    """Print the counts, and with ``--names`` what was counted; return 1 if one is above its
+    limit.
+    """
     above = False
     with tempfile.TemporaryDirectory() as folder:
         for name, fit in fits(folder).items():
@@ -110,7 +117,10 @@ def main(arguments: list[str]) -> int:
             for what, limit in zip(COUNTED, LIMITS[name], strict=True):
                 found = vars(watch)[what]
                 above = above or len(found) > limit
-                print(f"{len(found):6} {what}, limit {limit}{': too many' if len(found) > limit else ''}")
+                print(
+                    f"{len(found):6} {what}, limit "
+                    f"{limit}{': too many' if len(found) > limit else ''}"
+                )
                 if "--names" in arguments and what != "lines":
                     print(*(f"         {each}" for each in found), sep="\n")
     return int(above)

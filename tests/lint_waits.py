@@ -1,7 +1,8 @@
-"""Finds tests that sleep and hope: ``python -m tests.lint_waits [FILE ...]`` prints each place and exits with 1.
+"""Finds tests that sleep and hope: ``python -m tests.lint_waits [FILE ...]`` prints each place and
+exits with 1.
 
-Tests wait for events: by ``wait_until`` of ``tests/helpers/waiting.py``, which has a limit, or by what fails when
-nothing comes. Programs and threads under test may ``hang`` or ``pause``.
+Tests wait for events: by ``wait_until`` of ``tests/helpers/waiting.py``, which has a limit, or by
+what fails when nothing comes. Programs and threads under test may ``hang`` or ``pause``.
 """
 
 import ast
@@ -17,7 +18,13 @@ INSTEAD = "wait for an event, with tests.helpers.waiting.wait_until if nothing t
 
 def name_of(node: ast.expr) -> str:
     """Return the last part of a name."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def makes_event(node: ast.expr) -> bool:
@@ -46,7 +53,9 @@ def owned(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
     """Iterate over all nodes below one, each with the innermost function around it."""
     for child in ast.iter_child_nodes(node):
         yield child, function
-        yield from owned(child, child if isinstance(child, ast.FunctionDef | ast.Lambda) else function)
+        yield from owned(
+            child, child if isinstance(child, ast.FunctionDef | ast.Lambda) else function
+        )
 
 
 def offences(source: str) -> Iterator[tuple[int, str]]:
@@ -55,11 +64,19 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
     events = {name_of(target) for target, value in assigned(tree) if makes_event(value)}
     for node, function in owned(tree, tree):
         match node:
-            case ast.Call(func=ast.Name(id="sleep") | ast.Attribute(attr="sleep")) | ast.alias(name="sleep"):
+            case (
+                ast.Call(func=ast.Name(id="sleep") | ast.Attribute(attr="sleep"))
+                | ast.alias(name="sleep")
+            ):
                 yield node.lineno, f"sleep: {INSTEAD}"
             case ast.Constant(value=str(text)) if re.search(r"\bsleep\(", text):
-                yield node.lineno, "sleep in a program: let it hang or pause (tests.helpers.waiting), or wait"
-            case ast.Call(func=ast.Attribute(attr="wait", value=event), args=[_, *_]) if makes_event(event):
+                yield (
+                    node.lineno,
+                    ("sleep in a program: let it hang or pause (tests.helpers.waiting), or wait"),
+                )
+            case ast.Call(func=ast.Attribute(attr="wait", value=event), args=[_, *_]) if (
+                makes_event(event)
+            ):
                 yield node.lineno, f"nobody sets this event: {INSTEAD}"
             case ast.Expr(ast.Call(func=ast.Attribute(attr="wait", value=event), args=[_, *_])) if (
                 name_of(event) in events
@@ -72,7 +89,10 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
 def main(paths: list[Path]) -> int:
     """Print the offences in files; return the exit status."""
     found = [
-        f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}: {what}"
+        (
+            f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}: "
+            f"{what}"
+        )
         for path in paths
         if path not in EXEMPT
         for line, what in offences(path.read_text())

@@ -1,4 +1,6 @@
-"""A run with the instructions of an older processor has them, in this process and in those that it starts."""
+"""A run with the instructions of an older processor has them, in this process and in those that it
+starts.
+"""
 
 import os
 
@@ -8,13 +10,21 @@ from threadpoolctl import threadpool_info
 
 from tests.instruction_sets import VARIABLES, above
 
-(LEVEL,) = [level for level, variables in VARIABLES.items() if variables.items() <= os.environ.items()] or [None]
+(LEVEL,) = [
+    level for level, variables in VARIABLES.items() if variables.items() <= os.environ.items()
+] or [None]
 OPENBLAS = os.environ.get("OPENBLAS_CORETYPE")
 
 
 def in_use():
-    """Return PyTorch's kernels, the kernels of numpy above the level, and cores of OpenBLAS that were not set."""
-    cores = {library["architecture"] for library in threadpool_info() if library["internal_api"] == "openblas"}
+    """Return PyTorch's kernels, the kernels of numpy above the level, and cores of OpenBLAS that
+    were not set.
+    """
+    cores = {
+        library["architecture"]
+        for library in threadpool_info()
+        if library["internal_api"] == "openblas"
+    }
     return torch.backends.cpu.get_cpu_capability().lower(), above(LEVEL), cores - {OPENBLAS}
 
 

@@ -76,7 +76,10 @@ def test_every_public_name_can_be_had():
     assert all(getattr(compss_train, name) is not None for name in dir(compss_train))
     assert {*compss_train.__all__, "__version__", "engines", "model"} <= set(dir(compss_train))
     extras = {"DistributedClassifier", "DistributedRegressor", "SampleSender"}
-    assert {name for name in dir(compss_train) if name[0].isupper()} == {*compss_train.__all__, *extras} - {
+    assert {name for name in dir(compss_train) if name[0].isupper()} == {
+        *compss_train.__all__,
+        *extras,
+    } - {
         "load",
         "shuffle",
         "write_files",
@@ -91,7 +94,8 @@ def test_other_names_are_no_attributes():
         from compss_train import Trainer  # noqa: F401
 
 
-PACKAGE, TESTS = Path(compss_train.__file__).parent, Path(__file__).parent
+PACKAGE = Path(compss_train.__file__).parent
+TESTS = Path(__file__).parent
 NOT_OF_THE_PACKAGE = {  # of files beside it, and what many tests use
     *("apps", "docs", "runcompss", "sources"),
     *("emulated_gpu", "helpers", "same_bits", "simulation", "soak"),
@@ -109,7 +113,9 @@ def test_folders_of_tests_are_those_of_the_package():
 
 def test_files_and_functions_are_short():
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
-    assert {path.name: text.count("\n") for path, text in texts.items() if text.count("\n") > 600} == {}
+    assert {
+        path.name: text.count("\n") for path, text in texts.items() if text.count("\n") > 600
+    } == {}
     trees = map(ast.walk, map(ast.parse, texts.values()))
     functions = [node for tree in trees for node in tree if isinstance(node, ast.FunctionDef)]
     lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)

@@ -26,7 +26,9 @@ def test_conda_recipe_has_the_dependencies_and_the_version():
 
 
 def test_spack_recipe_has_the_dependencies_and_the_version():
-    text = (ROOT / "packaging/spack/spack_repo/compss_train/packages/py_compss_train/package.py").read_text()
+    text = (
+        ROOT / "packaging/spack/spack_repo/compss_train/packages/py_compss_train/package.py"
+    ).read_text()
     compile(text, "package.py", "exec")
     depends = dict(re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):"\)', text))
     assert f'version("{compss_train.__version__}")' in text
@@ -50,15 +52,30 @@ def targets_of_the_makefile():
 
 def test_documents_call_targets_of_the_makefile():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    called = {name for page in pages for name in re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE)}
+    called = {
+        name
+        for page in pages
+        for name in re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE)
+    }
     assert {"install", "demo", "test", "extras"} <= called <= targets_of_the_makefile()
 
 
 def test_readme_and_its_page_install_by_the_same_command_which_is_one_of_pip():
     assert "| Install | `make install`;" in (ROOT / "README.md").read_text()
-    (first,) = re.findall(r"## With pip\n\n```sh\n(make \w+) ", (ROOT / "docs/install.md").read_text())
-    dry = ["make", "--dry-run", "--no-print-directory", *first.split()[1:], "EXTRAS=online,report", "PYTHON=python"]
-    commands = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (first,) = re.findall(
+        r"## With pip\n\n```sh\n(make \w+) ", (ROOT / "docs/install.md").read_text()
+    )
+    dry = [
+        "make",
+        "--dry-run",
+        "--no-print-directory",
+        *first.split()[1:],
+        "EXTRAS=online,report",
+        "PYTHON=python",
+    ]
+    commands = subprocess.run(
+        dry, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert commands[1:] == ["python -m pip install --quiet '.[online,report]'"]
 
 
@@ -66,7 +83,9 @@ def test_readme_and_its_page_install_by_the_same_command_which_is_one_of_pip():
 def test_workflows_call_targets_of_the_makefile(path):
     targets = targets_of_the_makefile()
     jobs = yaml.safe_load(path.read_text())["jobs"]
-    commands = [step["run"] for job in jobs.values() for step in job.get("steps", []) if "run" in step]
+    commands = [
+        step["run"] for job in jobs.values() for step in job.get("steps", []) if "run" in step
+    ]
     called = {command.split()[1] for command in commands if command.startswith("make ")}
     assert called <= targets
     assert called or path.stem == "release"

@@ -1,4 +1,6 @@
-"""Helpers of all packages: closable objects, validation, imports, files and locks; also the version."""
+"""Helpers of all packages: closable objects, validation, imports, files and locks; also the
+version.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -16,12 +18,16 @@ class Closable(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any, /) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any, /
+    ) -> None:
         self.close()
 
 
 class PickledByFields:
-    """A dataclass with slots that is pickled by its fields: the default takes several times as long."""
+    """A dataclass with slots that is pickled by its fields: the default takes several times as
+    long.
+    """
 
     __slots__: tuple[str, ...] = ()
 

@@ -1,4 +1,6 @@
-"""Files and folders: atomic writes, folder locks, and folders that are removed even after a kill."""
+"""Files and folders: atomic writes, folder locks, and folders that are removed even after a
+kill.
+"""
 
 import errno
 import fcntl
@@ -17,7 +19,9 @@ from filelock import FileLock, Timeout
 
 
 class Disk:
-    """File operations that must survive a kill; tests pass one that fails or forgets what was not synced."""
+    """File operations that must survive a kill; tests pass one that fails or forgets what was not
+    synced.
+    """
 
     def make_folder(self, path: Path) -> None:
         """Create a folder unless it exists."""
@@ -55,7 +59,8 @@ DISK = Disk()
 def make_folders(path: Path, disk: Disk = DISK) -> None:
     """Create a folder and those above it, so that they still exist if the machine stops.
 
-    Existing folders are synced too: the program that created them may have been killed before it synced them.
+    Existing folders are synced too: the program that created them may have been killed before it
+    synced them.
     """
     if not path.exists():
         make_folders(path.parent, disk)
@@ -73,11 +78,12 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path`` after the block.
+    """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path``
+    after the block.
 
-    If the block raises, the temporary file is removed and ``path`` is unchanged. An ``OSError`` about the temporary
-    file, or about no file, is raised as one about ``path``. Raises ``FileNotFoundError`` if the folder does not
-    exist.
+    If the block raises, the temporary file is removed and ``path`` is unchanged. An ``OSError``
+    about the temporary file, or about no file, is raised as one about ``path``. Raises
+    ``FileNotFoundError`` if the folder does not exist.
     """
     path = Path(path)
     check_folder(path)
@@ -102,11 +108,15 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def check_private(folder: Path) -> Path:
-    """Return a folder that only this user can write to; raise ``ValueError`` for another, or for a link to one."""
+    """Return a folder that only this user can write to; raise ``ValueError`` for another, or for a
+    link to one.
+    """
     status = folder.lstat()
     own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(f"{folder}: others could write to it; give (or set TMPDIR to) your own, or remove it")
+        raise ValueError(
+            f"{folder}: others could write to it; give (or set TMPDIR to) your own, or remove it"
+        )
     return folder
 
 
@@ -116,12 +126,15 @@ def is_special_file(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Create an empty file and its folders, unless it exists; raise ``OSError`` if it cannot be written.
+    """Create an empty file and its folders, unless it exists; raise ``OSError`` if it cannot be
+    written.
 
     Special files such as ``/dev/null`` are refused, because an atomic write would replace them.
     """
     if is_special_file(path):
-        raise FileExistsError(errno.EEXIST, "it exists and is not a regular file; give another path", str(path))
+        raise FileExistsError(
+            errno.EEXIST, ("it exists and is not a regular file; give another path"), str(path)
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):
         pass
@@ -130,10 +143,12 @@ def check_writable(path: Path) -> None:
 def check_space(folder: Path, size: int) -> None:
     """Raise ``OSError`` if a file of so many bytes does not fit in a folder, without writing them.
 
-    Quotas count where the file system can reserve space; elsewhere the free space of the file system counts alone.
+    Quotas count where the file system can reserve space; elsewhere the free space of the file
+    system counts alone.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
-        # Where the file system cannot reserve, glibc would write zeros, but not to a file that is opened to append.
+        # Where the file system cannot reserve, glibc would write zeros, but not to a file that is
+        # opened to append.
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
         try:
             if hasattr(os, "posix_fallocate"):
@@ -143,12 +158,15 @@ def check_space(folder: Path, size: int) -> None:
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP):
                 raise
     system = os.statvfs(folder)
-    if system.f_blocks and system.f_bavail * system.f_frsize < size:  # some network file systems say 0 blocks
+    # Some network file systems say 0 blocks.
+    if system.f_blocks and system.f_bavail * system.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 MINIMUM_AGE = 60.0
-"""Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
+"""Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked
+yet.
+"""
 
 LOCK_FILE = ".lock"
 
@@ -158,32 +176,42 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class FolderLock:
-    """A lock on a folder that a program writes to, or on one ``file`` in it, to keep other programs out.
+    """A lock on a folder that a program writes to, or on one ``file`` in it, to keep other programs
+    out.
 
-    It is an ``flock`` of another file in the folder. The system releases it when the program dies, and network file
-    systems share it between nodes. On a file system without locks nothing is locked.
+    It is an ``flock`` of another file in the folder. The system releases it when the program dies,
+    and network file systems share it between nodes. On a file system without locks nothing is
+    locked.
     """
 
     def __init__(self, folder: Path, file: str | None = None) -> None:
-        self._folder, self._file = folder, file
+        self._folder = folder
+        self._file = file
         self._lock: FileLock | None = None
 
     def acquire(self) -> bool:
-        """Acquire the lock unless it is held already; return ``False`` if the file system has no locks.
+        """Acquire the lock unless it is held already; return ``False`` if the file system has no
+        locks.
 
         Raises ``BlockingIOError`` if another program holds it, or another fit of this program.
         """
         if self._lock is not None:
             return True
-        path = self._folder.absolute() / (LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}")
+        path = self._folder.absolute() / (
+            LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}"
+        )
         lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
         try:
-            lock.acquire(timeout=0.01, poll_interval=0.001)  # the holder may remove the file while we open it
+            # The holder may remove the file while we open it.
+            lock.acquire(timeout=0.01, poll_interval=0.001)
         except Timeout as error:
             owner = ""
             with suppress(OSError):
                 owner = path.read_text(encoding="utf-8", errors="replace")[:200]
-            what = f"this {'folder' if self._file is None else 'file'}; wait until it ends, or choose another"
+            what = (
+                f"this {'folder' if self._file is None else 'file'}; wait until it ends, or "
+                "choose another"
+            )
             reason = f"{owner or 'another program'} is writing to {what}"
             named = str(self._folder / (self._file or ""))
             raise BlockingIOError(errno.EWOULDBLOCK, reason, named) from error
@@ -195,10 +223,13 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Release the lock, also for forked processes, and remove its file; do nothing if it is not held."""
+        """Release the lock, also for forked processes, and remove its file; do nothing if it is not
+        held.
+        """
         if self._lock is None:
             return
-        lock, self._lock = self._lock, None
+        lock = self._lock
+        self._lock = None
         with suppress(OSError):  # a folder that has become read-only
             Path(lock.lock_file).unlink()
         lock.release()
@@ -212,15 +243,19 @@ def _write_owner(descriptor: int) -> None:
 
 
 class TemporaryFolder:
-    """A locked folder in ``parent``, the system's temporary folder by default, which ``create`` makes.
+    """A locked folder in ``parent``, the system's temporary folder by default, which ``create``
+    makes.
 
-    The path is known before the folder exists, so that its removal can be registered first: an interrupt at any
-    time leaves nothing behind. ``name`` is the name of the same folder on another machine; by default a new name.
+    The path is known before the folder exists, so that its removal can be registered first: an
+    interrupt at any time leaves nothing behind. ``name`` is the name of the same folder on another
+    machine; by default a new name.
     """
 
     def __init__(self, parent: str | None = None, name: str | None = None) -> None:
         self._parent = parent or tempfile.gettempdir()
-        self.path = os.path.join(self._parent, name or f"compss_train-{os.getpid()}-{secrets.token_hex(6)}")
+        self.path = os.path.join(
+            self._parent, name or f"compss_train-{os.getpid()}-{secrets.token_hex(6)}"
+        )
         self._lock = FolderLock(Path(self.path))
 
     def create(self) -> None:

@@ -1,6 +1,7 @@
 """Lazy and optional imports: public names of packages, and packages of extras.
 
-The command ``compss-train doctor`` works without torch, so the packages that it imports must not import torch.
+The command ``compss-train doctor`` works without torch, so the packages that it imports must not
+import torch.
 """
 
 import ast
@@ -16,7 +17,9 @@ from types import ModuleType
 from typing import Any
 
 FOLDER_MODULES = "COMPSS_TRAIN_FOLDER_MODULES"
-"""The environment variable by which worker processes get the arguments of ``FolderModules``, as JSON."""
+"""The environment variable by which worker processes get the arguments of ``FolderModules``, as
+JSON.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,19 +33,26 @@ class FolderModules(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module is, or ``None`` (PEP 451)."""
-        return PathFinder.find_spec(fullname, [self.folder]) if path is None and fullname in self.names else None
+        return (
+            PathFinder.find_spec(fullname, [self.folder])
+            if path is None and fullname in self.names
+            else None
+        )
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package (PEP 562), and its public names.
 
-    They are the names that the package's stub, ``__init__.pyi``, imports. Public submodules are also attributes.
+    They are the names that the package's stub, ``__init__.pyi``, imports. Public submodules are
+    also attributes.
     """
     namespace = vars(sys.modules[package])
     stub = ast.parse(Path(namespace["__file__"]).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     homes = {name.name: str(node.module) for node in imports for name in node.names}
-    submodules = [each.name for each in pkgutil.iter_modules(namespace["__path__"]) if each.name[0] != "_"]
+    submodules = [
+        each.name for each in pkgutil.iter_modules(namespace["__path__"]) if each.name[0] != "_"
+    ]
 
     def getattribute(name: str) -> object:
         if name in homes:
@@ -62,8 +72,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list
 def import_optional(module: str, *, extra: str, needed_by: str, package: str | None = None) -> Any:
     """Import and return a module of an optional package, which ``extra`` installs.
 
-    ``needed_by`` names the feature that needs it, ``package`` the package if it differs from the module. Raises
-    ``ModuleNotFoundError`` with the command that installs the extra.
+    ``needed_by`` names the feature that needs it, ``package`` the package if it differs from the
+    module. Raises ``ModuleNotFoundError`` with the command that installs the extra.
     """
     try:
         return importlib.import_module(module)

@@ -1,7 +1,8 @@
-"""Values in tuples, lists and dicts: where x, y or outputs are several tensors, these are its leaves.
+"""Values in tuples, lists and dicts: where x, y or outputs are several tensors, these are its
+leaves.
 
-Anything else is a leaf itself, so that one tensor needs no special case; so is a tuple that moves its tensors to
-devices by itself, as torch's ``PackedSequence`` does.
+Anything else is a leaf itself, so that one tensor needs no special case; so is a tuple that moves
+its tensors to devices by itself, as torch's ``PackedSequence`` does.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +12,9 @@ _SEQUENCES = (tuple, list)  # a tuple of types: isinstance takes several times a
 
 
 def is_sequence(value: Any) -> bool:
-    """Return whether a value is a tuple or list of several values, and not one value that moves by its ``to``."""
+    """Return whether a value is a tuple or list of several values, and not one value that moves by
+    its ``to``.
+    """
     return isinstance(value, _SEQUENCES) and not hasattr(value, "to")
 
 
@@ -32,7 +35,9 @@ def rebuilt(template: Any, values: Iterable[Any]) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with the tuples, lists and dicts of this one, and the results of the function as leaves."""
+    """Return a value with the tuples, lists and dicts of this one, and the results of the function
+    as leaves.
+    """
     if isinstance(value, dict):
         return {name: map_leaves(function, item) for name, item in value.items()}
     if is_sequence(value):

@@ -22,10 +22,16 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, **options: An
 
 def _as_text(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return next(text for text, number in NOT_FINITE.items() if number == value or math.isnan(value))
+        return next(
+            text for text, number in NOT_FINITE.items() if number == value or math.isnan(value)
+        )
     return value
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value that ``dumps`` wrote, with numbers for their texts; also what ``json.dumps`` wrote."""
-    return map_leaves(lambda leaf: NOT_FINITE.get(leaf, leaf) if isinstance(leaf, str) else leaf, json.loads(text))
+    """Return the value that ``dumps`` wrote, with numbers for their texts; also what ``json.dumps``
+    wrote.
+    """
+    return map_leaves(
+        lambda leaf: NOT_FINITE.get(leaf, leaf) if isinstance(leaf, str) else leaf, json.loads(text)
+    )

@@ -1,4 +1,6 @@
-"""Buffers: bounded stores of samples between the threads that put them and the training loop; reading ahead."""
+"""Buffers: bounded stores of samples between the threads that put them and the training loop;
+reading ahead.
+"""
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.kinds import FIFO, FIRO, BatchReservoir, Reservoir

@@ -1,4 +1,6 @@
-"""``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception, checkpoints."""
+"""``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception,
+checkpoints.
+"""
 
 import queue
 import threading
@@ -25,36 +27,49 @@ class Buffer(ABC):
     Parameters
     ----------
     capacity:
-        The maximum number of samples held, at least 1. Tensors and arrays of one shape, also in tuples and dicts,
-        are copied into memory for that many samples, and returned detached on the CPU; numbers next to them become
-        tensors. Any other object, including a list, is kept by reference.
+        The maximum number of samples held, at least 1. Tensors and arrays of one shape, also in
+        tuples and dicts, are copied into memory for that many samples, and returned detached on the
+        CPU; numbers next to them become tensors. Any other object, including a list, is kept by
+        reference.
     threshold:
-        Number of samples that the buffer must hold before a get, until reception is over; at most the capacity. 0
-        and 1 both allow gets whenever a sample is held.
+        Number of samples that the buffer must hold before a get, until reception is over; at most
+        the capacity. 0 and 1 both allow gets whenever a sample is held.
     seed:
-        Seed of the random draws; ``None`` (default) for different draws every time. If puts and gets come in a
-        fixed order, the same seed gives the same draws.
+        Seed of the random draws; ``None`` (default) for different draws every time. If puts and
+        gets come in a fixed order, the same seed gives the same draws.
     pin_memory:
-        Whether to return tensors in page-locked memory, which is copied to a GPU faster; no effect without a GPU.
+        Whether to return tensors in page-locked memory, which is copied to a GPU faster; no effect
+        without a GPU.
 
-    Gets and puts wait as in ``queue.Queue``: with ``block=False``, or after ``timeout`` seconds, a put raises
-    ``queue.Full`` and a get ``queue.Empty``. The end of reception wakes all waiting threads: puts raise
-    ``ReceptionOverError`` (a ``queue.Full``); gets ignore the threshold, remove the samples that they return, and
-    raise ``BufferDrainedError`` (a ``queue.Empty``) when no sample is left.
+    Gets and puts wait as in ``queue.Queue``: with ``block=False``, or after ``timeout`` seconds, a
+    put raises ``queue.Full`` and a get ``queue.Empty``. The end of reception wakes all waiting
+    threads: puts raise ``ReceptionOverError`` (a ``queue.Full``); gets ignore the threshold, remove
+    the samples that they return, and raise ``BufferDrainedError`` (a ``queue.Empty``) when no
+    sample is left.
 
-    Source: the buffers of Melissa (Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble
-    Runs", arXiv 2309.16743).
+    Source: the buffers of Melissa (Meyer et al., "High Throughput Training of Deep Surrogates from
+    Large Ensemble Runs", arXiv 2309.16743).
     """
 
     _repeats = False
-    """Whether a batch may have a sample more than once, so that it can be larger than the capacity."""
+    """Whether a batch may have a sample more than once, so that it can be larger than the
+    capacity.
+    """
     max_repeats: int | None = None
-    """How many samples a reservoir may return for each that was put, until reception is over; ``None``: any."""
+    """How many samples a reservoir may return for each that was put, until reception is over;
+    ``None``: any.
+    """
 
     def __init__(
-        self, capacity: int, *, threshold: int = 0, seed: int | None = None, pin_memory: bool = False
+        self,
+        capacity: int,
+        *,
+        threshold: int = 0,
+        seed: int | None = None,
+        pin_memory: bool = False,
     ) -> None:
-        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
+        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock
+        # is held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.waiting = 0
@@ -65,8 +80,8 @@ class Buffer(ABC):
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold > capacity:
             raise ValueError(
-                f"threshold={threshold}, capacity={capacity}: a get waits for that many samples; give a threshold "
-                "of at most the capacity"
+                f"threshold={threshold}, capacity={capacity}: a get waits for that many samples; "
+                "give a threshold of at most the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
         self._store = SampleStore(capacity, pin_memory and torch.accelerator.is_available())
@@ -110,7 +125,9 @@ class Buffer(ABC):
         return self.reception_over or self._count() >= self.threshold
 
     def _repeatable(self, each: int = 1) -> int:
-        """Return how often a reservoir may return ``each`` samples; no limit holds where only gets make room."""
+        """Return how often a reservoir may return ``each`` samples; no limit holds where only gets
+        make room.
+        """
         if self.max_repeats is None or not self._room():
             return UNLIMITED
         return max(0, self.max_repeats * self.samples_put - self.samples_got) // each
@@ -135,7 +152,8 @@ class Buffer(ABC):
         return self._store.read(slots, single)
 
     def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> float:
-        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock held.
+        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock
+        held.
 
         Returns the seconds.
         """
@@ -159,24 +177,29 @@ class Buffer(ABC):
     def put(self, sample: Any, block: bool = True, timeout: float | None = None) -> None:
         """Store one sample, waiting for room.
 
-        Raises ``queue.Full`` if there is no room in time, ``ReceptionOverError`` after the end of reception, and
-        ``ValueError`` for a sample whose structure, shape or dtype differs from that of the first one.
+        Raises ``queue.Full`` if there is no room in time, ``ReceptionOverError`` after the end of
+        reception, and ``ValueError`` for a sample whose structure, shape or dtype differs from that
+        of the first one.
         """
         self._put(self._incoming(sample, single=True), deadline(block, timeout))
 
     def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
         """Store a list of samples, or stacked samples with a first dimension of samples.
 
-        Samples are stored as room becomes available. A list is always a list of samples: pass ``tuple(batch)`` for
-        a batch ``[x, y]`` of torch's ``DataLoader``. Raises the errors of ``put``; ``error.stored`` is then the
-        number of leading samples that were stored.
+        Samples are stored as room becomes available. A list is always a list of samples: pass
+        ``tuple(batch)`` for a batch ``[x, y]`` of torch's ``DataLoader``. Raises the errors of
+        ``put``; ``error.stored`` is then the number of leading samples that were stored.
         """
         self._put(self._incoming(samples, single=False), deadline(block, timeout))
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
         """Return one sample or several in the form in which they are stored."""
         like = self._store.like
-        return SampleBatch.from_sample(samples, like) if single else SampleBatch.from_batch(samples, like)
+        return (
+            SampleBatch.from_sample(samples, like)
+            if single
+            else SampleBatch.from_batch(samples, like)
+        )
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
         stored = 0
@@ -191,7 +214,10 @@ class Buffer(ABC):
 
     def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> int:
         """Wait until samples can be put without waiting; return their number."""
-        self._wait(lambda: self.reception_over or self._room() > 0 or self._deadlock_reason() is not None, until)
+        self._wait(
+            lambda: self.reception_over or self._room() > 0 or self._deadlock_reason() is not None,
+            until,
+        )
         self._check(incoming, stored)
         room = self._room()
         if self.reception_over:
@@ -212,16 +238,17 @@ class Buffer(ABC):
         return self._get(1, deadline(block, timeout), single=True)
 
     def get_batch(self, size: int, block: bool = True, timeout: float | None = None) -> Any:
-        """Return ``size`` samples, taken in one step: stacked tensors or arrays, or a list of objects.
+        """Return ``size`` samples, taken in one step: stacked tensors or arrays, or a list of
+        objects.
 
-        Waits until the threshold is reached and all samples of the batch are available; when reception is over, the
-        last batch may be smaller. Raises the errors of ``get``, and ``ValueError`` for a size that can never be
-        available.
+        Waits until the threshold is reached and all samples of the batch are available; when
+        reception is over, the last batch may be smaller. Raises the errors of ``get``, and
+        ``ValueError`` for a size that can never be available.
         """
         if check_count("size", size) > self.capacity and not self._repeats:
             raise ValueError(
-                f"size={size}: a {type(self).__name__} with capacity {self.capacity} returns at most "
-                f"{self.capacity} samples at once; use smaller batches or more capacity"
+                f"size={size}: a {type(self).__name__} with capacity {self.capacity} returns at "
+                f"most {self.capacity} samples at once; use smaller batches or more capacity"
             )
         return self._get(size, deadline(block, timeout), single=False)
 
@@ -240,8 +267,8 @@ class Buffer(ABC):
         available = self._available()
         if available < size and not self.reception_over:
             raise queue.Empty(
-                f"{size} samples were not available in time; {available} are available now: {self._count()} are "
-                f"held, and the threshold is {self.threshold}"
+                f"{size} samples were not available in time; {available} are available now: "
+                f"{self._count()} are held, and the threshold is {self.threshold}"
             )
         if not available:
             raise BufferDrainedError("no samples are left: reception is over")
@@ -250,7 +277,9 @@ class Buffer(ABC):
     # The end of reception
 
     def signal_reception_over(self) -> None:
-        """Signal that no more samples will be put; from now on each get removes the samples that it returns."""
+        """Signal that no more samples will be put; from now on each get removes the samples that it
+        returns.
+        """
         with self._lock:
             self.reception_over = True
             self._notify()
@@ -283,29 +312,37 @@ class Buffer(ABC):
         return self._store.samples_got
 
     def repetitions(self) -> NDArray[np.int64]:
-        """Return a histogram: at index n, the number of samples put so far that were returned n times."""
+        """Return a histogram: at index n, the number of samples put so far that were returned n
+        times.
+        """
         with self._lock:
             return self._store.repetitions(self._held_slots())
 
     def seen_counts(self) -> NDArray[np.int64]:
-        """Return how often each held sample was returned, in the order of ``state_dict()["samples"]``.
+        """Return how often each held sample was returned, in the order of
+        ``state_dict()["samples"]``.
 
-        In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no longer held.
+        In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no
+        longer held.
         """
         with self._lock:
             return self._store.times_got[self._held_slots()]
 
     def keys(self, name: str) -> NDArray[np.int64]:
-        """Return simulation and step of each sample held, shape (n, 2): of dicts, what they have under ``name``."""
+        """Return simulation and step of each sample held, shape (n, 2): of dicts, what they have
+        under ``name``.
+        """
         with self._lock:
             return self._store.column(name, self._held_slots())
 
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state with which a buffer made with the same arguments continues, with the same draws.
+        """Return the state with which a buffer made with the same arguments continues, with the
+        same draws.
 
-        Samples are stored as in batches; everything else consists of numbers, strings, lists and dicts.
+        Samples are stored as in batches; everything else consists of numbers, strings, lists and
+        dicts.
         """
         with self._lock:
             return {
@@ -327,7 +364,9 @@ class Buffer(ABC):
         """
         for name, own in self._identity().items():
             if state.get(name) != own:
-                raise ValueError(f"this is the state of a buffer with {name} {state.get(name)}, not {own}")
+                raise ValueError(
+                    f"this is the state of a buffer with {name} {state.get(name)}, not {own}"
+                )
         with self._lock:
             self._restore(self._store.load_state_dict(state), state)
             self.reception_over = state["over"]
@@ -342,5 +381,7 @@ def deadline(block: bool, timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if timeout < 0:
-        raise ValueError(f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit")
+        raise ValueError(
+            f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit"
+        )
     return time.monotonic() + timeout

@@ -1,4 +1,6 @@
-"""The kinds of buffers of single samples: ``FIFO``, and those that draw at random from a ``SlotPartition``."""
+"""The kinds of buffers of single samples: ``FIFO``, and those that draw at random from a
+``SlotPartition``.
+"""
 
 from collections import deque
 from typing import Any
@@ -11,7 +13,9 @@ from compss_train.buffers.samples import NO_SLOTS, SampleBatch, Slots
 
 
 class FIFO(Buffer):
-    """Returns each sample once, in the order of the puts; a put waits while ``capacity`` samples are held."""
+    """Returns each sample once, in the order of the puts; a put waits while ``capacity`` samples
+    are held.
+    """
 
     def __init__(self, capacity: int, *, seed: int | None = None, pin_memory: bool = False) -> None:
         super().__init__(capacity, seed=seed, pin_memory=pin_memory)
@@ -38,9 +42,13 @@ class FIFO(Buffer):
 
 
 class PartitionedBuffer(Buffer):
-    """A buffer that keeps unseen samples apart from those returned before, in a ``SlotPartition``."""
+    """A buffer that keeps unseen samples apart from those returned before, in a
+    ``SlotPartition``.
+    """
 
-    def __init__(self, capacity: int, threshold: int, *, seed: int | None = None, pin_memory: bool = False) -> None:
+    def __init__(
+        self, capacity: int, threshold: int, *, seed: int | None = None, pin_memory: bool = False
+    ) -> None:
         super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
         self._samples = SlotPartition(capacity)
 
@@ -66,15 +74,22 @@ class PartitionedBuffer(Buffer):
 
 
 class FIRO(PartitionedBuffer):
-    """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity`` samples are held.
+    """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity``
+    samples are held.
 
-    With ``passes`` above 1, for prototypes whose data fit into the buffer, gets wait until reception is over. Then
-    every sample is returned that many times, in passes over all samples, each in a new random order. With 1
-    (default), each sample is returned once, while others arrive.
+    With ``passes`` above 1, for prototypes whose data fit into the buffer, gets wait until
+    reception is over. Then every sample is returned that many times, in passes over all samples,
+    each in a new random order. With 1 (default), each sample is returned once, while others arrive.
     """
 
     def __init__(
-        self, capacity: int, threshold: int, *, passes: int = 1, seed: int | None = None, pin_memory: bool = False
+        self,
+        capacity: int,
+        threshold: int,
+        *,
+        passes: int = 1,
+        seed: int | None = None,
+        pin_memory: bool = False,
     ) -> None:
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
         self.passes = check_count("passes", passes)
@@ -87,8 +102,8 @@ class FIRO(PartitionedBuffer):
         if self.passes == 1 or self._room():
             return None
         return (
-            f"the buffer is full with {self.capacity} samples, and with several passes samples stay until all "
-            "have been put; use a capacity for all samples, or passes=1"
+            f"the buffer is full with {self.capacity} samples, and with several passes samples "
+            "stay until all have been put; use a capacity for all samples, or passes=1"
         )
 
     def _available(self) -> int:
@@ -97,7 +112,8 @@ class FIRO(PartitionedBuffer):
         return self._samples.held if self._allows_gets() and self.passes == 1 else 0
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
-        drawn, removed = [], NO_SLOTS
+        drawn = []
+        removed = NO_SLOTS
         while size:  # from what this pass has not returned yet, and then from the next pass
             number = min(size, self._samples.unseen)
             size -= number
@@ -126,13 +142,14 @@ class FIRO(PartitionedBuffer):
 class Reservoir(PartitionedBuffer):
     """Returns samples drawn uniformly from those held, which stay in the reservoir.
 
-    A put into a full reservoir evicts a random sample among those returned before, and waits while all are unseen.
-    So every sample is returned at least once, unlike in classic reservoir sampling. A batch consists of independent
-    draws, so it can contain a sample twice.
+    A put into a full reservoir evicts a random sample among those returned before, and waits while
+    all are unseen. So every sample is returned at least once, unlike in classic reservoir sampling.
+    A batch consists of independent draws, so it can contain a sample twice.
 
-    With ``max_repeats``, gets wait rather than return more than that many times as many samples as were put, until
-    reception is over, and a batch has no sample twice. ``waited`` has the seconds. Only batches of different sizes
-    can exceed it: a reservoir that is full of unseen samples returns them, as nothing else makes room.
+    With ``max_repeats``, gets wait rather than return more than that many times as many samples as
+    were put, until reception is over, and a batch has no sample twice. ``waited`` has the seconds.
+    Only batches of different sizes can exceed it: a reservoir that is full of unseen samples
+    returns them, as nothing else makes room.
     """
 
     _repeats = True
@@ -148,13 +165,16 @@ class Reservoir(PartitionedBuffer):
     ) -> None:
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
         if max_repeats is not None:
-            self.max_repeats, self._repeats = check_count("max_repeats", max_repeats), False
+            self.max_repeats = check_count("max_repeats", max_repeats)
+            self._repeats = False
 
     def _room(self) -> int:
         return self._store.num_free + self._samples.seen
 
     def _evict(self, number: int) -> None:
-        seen = choose_distinct(self._random, self._samples.seen, number - self._store.num_free, ordered=False)
+        seen = choose_distinct(
+            self._random, self._samples.seen, number - self._store.num_free, ordered=False
+        )
         self._store.remove(self._samples.remove(self._samples.unseen + seen))
 
     def _available(self) -> int:
@@ -169,7 +189,9 @@ class Reservoir(PartitionedBuffer):
         if self.reception_over:
             slots = self._samples.remove(choose_distinct(self._random, self._samples.held, size))
             return slots, slots
-        positions = (choose if self._repeats else choose_distinct)(self._random, self._samples.held, size)
+        positions = (choose if self._repeats else choose_distinct)(
+            self._random, self._samples.held, size
+        )
         slots = self._samples.at(positions)
         self._samples.mark_seen(positions)
         return slots, NO_SLOTS
@@ -193,19 +215,23 @@ class BatchReservoir(Reservoir):
         seed: int | None = None,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(capacity, threshold, max_repeats=max_repeats, seed=seed, pin_memory=pin_memory)
+        super().__init__(
+            capacity, threshold, max_repeats=max_repeats, seed=seed, pin_memory=pin_memory
+        )
         self.batch_size = check_count("batch_size", batch_size)
         if batch_size > capacity:
             raise ValueError(
-                f"batch_size={batch_size}, capacity={capacity}: a batch needs that many different samples; use a "
-                "larger capacity or smaller batches"
+                f"batch_size={batch_size}, capacity={capacity}: a batch needs that many "
+                "different samples; use a larger capacity or smaller batches"
             )
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return a batch of ``batch_size`` samples; waits and raises as ``Buffer.get`` does."""
         return self.get_batch(self.batch_size, block, timeout)
 
-    def get_batch(self, size: int | None = None, block: bool = True, timeout: float | None = None) -> Any:
+    def get_batch(
+        self, size: int | None = None, block: bool = True, timeout: float | None = None
+    ) -> Any:
         """Return ``size`` different samples, ``batch_size`` by default."""
         return super().get_batch(self.batch_size if size is None else size, block, timeout)
 
@@ -219,10 +245,12 @@ class BatchReservoir(Reservoir):
 
 
 class SlotPartition:
-    """The held slots in an array: unseen slots first (up to ``unseen``), then seen slots (up to ``held``).
+    """The held slots in an array: unseen slots first (up to ``unseen``), then seen slots (up to
+    ``held``).
 
-    The order within both sections is arbitrary. Random choices (any held sample, an unseen one, one to evict) are
-    choices of positions in this array. All operations take time proportional to the number of chosen samples.
+    The order within both sections is arbitrary. Random choices (any held sample, an unseen one, one
+    to evict) are choices of positions in this array. All operations take time proportional to the
+    number of chosen samples.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -246,9 +274,11 @@ class SlotPartition:
 
     def add(self, slots: Slots) -> None:
         """Add these slots as unseen."""
-        start, stop = self.unseen, self.unseen + len(slots)
+        start = self.unseen
+        stop = self.unseen + len(slots)
         if start < self.held:  # the seen slots at the start of the next section move to its end
-            end, number = self.held + len(slots), min(stop, self.held) - start
+            end = self.held + len(slots)
+            number = min(stop, self.held) - start
             self._order[end - number : end] = self._order[start : start + number]
         self._order[start:stop] = slots
         self.unseen, self.held = stop, self.held + len(slots)
@@ -273,7 +303,8 @@ class SlotPartition:
 
     def _split(self, positions: Slots) -> tuple[Slots, Slots]:
         """Return which of these positions are those of unseen and of seen slots."""
-        if len(positions) == 1:  # a put or get of one sample takes none of the arrays of the general case
+        # A put or get of one sample takes none of the arrays of the general case.
+        if len(positions) == 1:
             return (positions, NO_SLOTS) if positions[0] < self.unseen else (NO_SLOTS, positions)
         is_unseen = positions < self.unseen
         return positions[is_unseen], positions[~is_unseen]
@@ -290,7 +321,8 @@ class SlotPartition:
     def _move_last(self, positions: Slots, stop: int) -> None:
         """Swap slots so that those at these positions come last before ``stop``."""
         if len(positions) == 1:
-            hole, last = positions[0], stop - 1
+            hole = positions[0]
+            last = stop - 1
             self._order[hole], self._order[last] = self._order[last], self._order[hole]
             return
         if not len(positions):
@@ -299,11 +331,14 @@ class SlotPartition:
         is_hole = positions < start
         moves_out = np.ones(len(positions), bool)
         moves_out[positions[~is_hole] - start] = False
-        holes, tail = positions[is_hole], start + moves_out.nonzero()[0]
+        holes = positions[is_hole]
+        tail = start + moves_out.nonzero()[0]
         self._order[holes], self._order[tail] = self._order[tail], self._order[holes]
 
 
-def choose_distinct(random: np.random.Generator, population: int, number: int, *, ordered: bool = True) -> Slots:
+def choose_distinct(
+    random: np.random.Generator, population: int, number: int, *, ordered: bool = True
+) -> Slots:
     """Return distinct integers below ``population``; all sets of them are equally likely.
 
     With ``ordered``, so are all orders.

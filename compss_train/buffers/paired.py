@@ -14,7 +14,9 @@ _EMPTY = -1
 
 
 class TimeStep(NamedTuple):
-    """A sample of a simulation; in a batch, the first dimension of every field is the sample dimension."""
+    """A sample of a simulation; in a batch, the first dimension of every field is the sample
+    dimension.
+    """
 
     simulation: Any
     """Number of the simulation, counted from 0."""
@@ -25,13 +27,15 @@ class TimeStep(NamedTuple):
 
 
 class SimPairedReservoir(Buffer):
-    """Returns pairs of time steps of one simulation, the earlier one first, which stay as in a ``Reservoir``.
+    """Returns pairs of time steps of one simulation, the earlier one first, which stay as in a
+    ``Reservoir``.
 
-    Samples are ``TimeStep``. A get returns two of them, ``get_batch`` two with a first dimension of pairs.
-    Simulations are used about equally often, and time differences are covered more evenly than by uniform pairs. A
-    put into a full reservoir evicts a sample that was returned before, of the simulation used most, and waits while
-    there is none. If only one sample of a simulation is left when reception is over, it has no partner and is not
-    returned; ``len`` then counts such samples.
+    Samples are ``TimeStep``. A get returns two of them, ``get_batch`` two with a first dimension of
+    pairs. Simulations are used about equally often, and time differences are covered more evenly
+    than by uniform pairs. A put into a full reservoir evicts a sample that was returned before, of
+    the simulation used most, and waits while there is none. If only one sample of a simulation is
+    left when reception is over, it has no partner and is not returned; ``len`` then counts such
+    samples.
 
     Parameters
     ----------
@@ -42,11 +46,13 @@ class SimPairedReservoir(Buffer):
     nb_time_steps:
         Number of time steps of each simulation, at least 2.
     max_repeats:
-        Until reception is over, and unless the reservoir is full of samples that must stay, gets wait rather than
-        return more than that many times as many samples as were put; a pair counts as two. ``None`` for no limit.
+        Until reception is over, and unless the reservoir is full of samples that must stay, gets
+        wait rather than return more than that many times as many samples as were put; a pair counts
+        as two. ``None`` for no limit.
 
-    Raises ``ValueError`` if a simulation or time step is out of range or held already, and ``BufferFullError``
-    instead of waiting forever if the reservoir is full and holds no two samples of the same simulation.
+    Raises ``ValueError`` if a simulation or time step is out of range or held already, and
+    ``BufferFullError`` instead of waiting forever if the reservoir is full and holds no two samples
+    of the same simulation.
     """
 
     _repeats = True
@@ -75,14 +81,18 @@ class SimPairedReservoir(Buffer):
         if single or not isinstance(samples, list):
             simulations, steps, data = self._check_time_step(samples)
             if single:
-                simulations, steps = [simulations], [steps]
+                simulations = [simulations]
+                steps = [steps]
         else:
             parts = [self._check_time_step(sample) for sample in samples]
             simulations, steps, data = ([part[field] for part in parts] for field in range(3))
         incoming = super()._incoming(data, single=single)
         number = len(incoming)
         columns = ("simulation", simulations, "sweep_size"), ("step", steps, "nb_time_steps")
-        keys = [_column(name, values, number, limit, getattr(self, limit)) for name, values, limit in columns]
+        keys = [
+            _column(name, values, number, limit, getattr(self, limit))
+            for name, values, limit in columns
+        ]
         incoming.keys = np.stack(keys, axis=1)
         if len(np.unique(incoming.keys, axis=0)) < number:
             raise ValueError("the samples contain a time step of a simulation twice")
@@ -91,7 +101,8 @@ class SimPairedReservoir(Buffer):
     def _check_time_step(self, sample: Any) -> TimeStep:
         if not isinstance(sample, TimeStep):
             raise TypeError(
-                f"a SimPairedReservoir holds TimeStep(simulation, step, data), not {type(sample).__name__}"
+                "a SimPairedReservoir holds TimeStep(simulation, step, data), not "
+                f"{type(sample).__name__}"
             )
         return sample
 
@@ -102,8 +113,8 @@ class SimPairedReservoir(Buffer):
         if self._room() or self._samples.has_pair():
             return None
         return (
-            f"all {self.capacity} samples held are of different simulations, so no pair can be formed; use a "
-            "capacity above the number of simulations that run at the same time"
+            f"all {self.capacity} samples held are of different simulations, so no pair can be "
+            "formed; use a capacity above the number of simulations that run at the same time"
         )
 
     def _check(self, incoming: SampleBatch, start: int) -> None:
@@ -117,7 +128,9 @@ class SimPairedReservoir(Buffer):
             self._store.remove(np.array([self._samples.evict()], np.intp))
 
     def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
-        for slot, (simulation, step) in zip(slots.tolist(), incoming.keys[start:].tolist(), strict=False):
+        for slot, (simulation, step) in zip(
+            slots.tolist(), incoming.keys[start:].tolist(), strict=False
+        ):
             self._samples.add(simulation, step, slot)
 
     # Getting
@@ -155,7 +168,9 @@ class SimPairedReservoir(Buffer):
         for own in slots.T.copy():
             simulations, numbers = self._samples.keys[own].T.copy()
             step = TimeStep(simulations, numbers, self._store.read(own, single))
-            steps.append(TimeStep(int(simulations[0]), int(numbers[0]), step.data) if single else step)
+            steps.append(
+                TimeStep(int(simulations[0]), int(numbers[0]), step.data) if single else step
+            )
         return tuple(steps)
 
     def keys(self, name: str = "") -> NDArray[np.int64]:
@@ -164,39 +179,58 @@ class SimPairedReservoir(Buffer):
             return self._samples.keys[self._held_slots()]
 
     def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
+        return {
+            **super()._identity(),
+            "sweep_size": self.sweep_size,
+            "nb_time_steps": self.nb_time_steps,
+        }
 
     def _extra_state(self) -> dict[str, Any]:
         return self._samples.state_dict()
 
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
-        self._samples = Trajectories(self.capacity, self.sweep_size, self.nb_time_steps, self._random)
+        self._samples = Trajectories(
+            self.capacity, self.sweep_size, self.nb_time_steps, self._random
+        )
         self._samples.load_state_dict(state, slots)
 
 
 def _column(name: str, values: Any, number: int, limit: str, stop: int) -> NDArray[np.int64]:
     column = np.asarray(values)
     if column.shape != (number,) or (number and not np.issubdtype(column.dtype, np.integer)):
-        raise ValueError(f"{name}: give an integer for each of the {number} samples, not {values!r}")
+        raise ValueError(
+            f"{name}: give an integer for each of the {number} samples, not {values!r}"
+        )
     if ((column < 0) | (column >= stop)).any():
-        raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}, or {limit}= above {stop}")
+        raise ValueError(
+            f"{name}={values!r}: give integers from 0 to {stop - 1}, or {limit}= above {stop}"
+        )
     return column.astype(np.int64)
 
 
 class Trajectories:
     """The time steps held: the slots of each simulation by time step.
 
-    Pairs are chosen as in Melissa: less frequently used simulations and time differences are more likely.
+    Pairs are chosen as in Melissa: less frequently used simulations and time differences are more
+    likely.
     """
 
-    def __init__(self, capacity: int, num_simulations: int, num_steps: int, random: np.random.Generator) -> None:
-        self._num_steps, self._random = num_steps, random
+    def __init__(
+        self, capacity: int, num_simulations: int, num_steps: int, random: np.random.Generator
+    ) -> None:
+        self._num_steps = num_steps
+        self._random = random
         self._slots: dict[int, Slots] = {}  # of the simulations with samples that are held
         self.keys = np.zeros((capacity, 2), np.int64)
         """Simulation and time step of the sample in each slot."""
-        self._seen = np.zeros(capacity, np.bool_)  # whether the sample in each slot has been in a pair
-        self.held, self.unseen, self._arrived, self._uses = (np.zeros(num_simulations, np.int64) for _ in range(4))
-        """By simulation: samples held, those of them that were in no pair yet, samples put, and pairs drawn."""
+        # Whether the sample in each slot has been in a pair.
+        self._seen = np.zeros(capacity, np.bool_)
+        self.held, self.unseen, self._arrived, self._uses = (
+            np.zeros(num_simulations, np.int64) for _ in range(4)
+        )
+        """By simulation: samples held, those of them that were in no pair yet, samples put, and
+        pairs drawn.
+        """
         self.differences = np.zeros(num_steps, np.int64)
         """Number of pairs drawn with each time difference."""
 
@@ -210,7 +244,9 @@ class Trajectories:
 
     def held_slots(self) -> Slots:
         """Return the slots of all samples held, ordered by simulation and then by time step."""
-        slots = np.concatenate([np.empty(0, np.intp), *(self._slots[number] for number in sorted(self._slots))])
+        slots = np.concatenate(
+            [np.empty(0, np.intp), *(self._slots[number] for number in sorted(self._slots))]
+        )
         return slots[slots >= 0]
 
     def add(self, simulation: int, step: int, slot: int) -> None:
@@ -234,20 +270,25 @@ class Trajectories:
     # Drawing pairs
 
     def choose_pair(self) -> tuple[int, Slots]:
-        """Return a simulation and the slots of two of its time steps, the earlier first, and count their use.
+        """Return a simulation and the slots of two of its time steps, the earlier first, and count
+        their use.
 
-        Simulations are drawn with probabilities proportional to 1 / (1 + uses). The time differences between the
-        steps held of the one drawn are ranked by how often each was drawn before, the smaller first among equals.
-        The n-th is chosen with probability 1/2 ** n, and then one of its pairs uniformly.
+        Simulations are drawn with probabilities proportional to 1 / (1 + uses). The time
+        differences between the steps held of the one drawn are ranked by how often each was drawn
+        before, the smaller first among equals. The n-th is chosen with probability 1/2 ** n, and
+        then one of its pairs uniformly.
         """
         simulations = np.flatnonzero(self.held > 1)
         weights = 1.0 / (1 + self._uses[simulations])
         simulation = int(self._random.choice(simulations, p=weights / weights.sum()))
         slots = self._slots[simulation]
-        held, rank, chosen = slots >= 0, self._random.geometric(0.5), 0
+        held = slots >= 0
+        rank = self._random.geometric(0.5)
+        chosen = 0
         for difference in (np.argsort(self.differences[1:], kind="stable") + 1).tolist():
             if (held[:-difference] & held[difference:]).any():
-                chosen, rank = difference, rank - 1
+                chosen = difference
+                rank = rank - 1
                 if rank == 0:
                     break
         first = int(self._random.choice(np.flatnonzero(held[:-chosen] & held[chosen:])))
@@ -261,10 +302,12 @@ class Trajectories:
     # Eviction
 
     def evictable(self) -> NDArray[np.int64]:
-        """Return how many samples of each simulation can be evicted: the seen ones, except one that must stay.
+        """Return how many samples of each simulation can be evicted: the seen ones, except one that
+        must stay.
 
-        One seen sample stays as the partner of the only unseen one, or of samples that have not arrived yet. If no
-        simulation has two samples, those that wait for partners can be evicted too: no get could make room then.
+        One seen sample stays as the partner of the only unseen one, or of samples that have not
+        arrived yet. If no simulation has two samples, those that wait for partners can be evicted
+        too: no get could make room then.
         """
         seen = self.held - self.unseen
         is_partner = (self.unseen == 1) | ((self.unseen == 0) & (self._arrived < self._num_steps))
@@ -284,17 +327,24 @@ class Trajectories:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the slots."""
-        held, seen_so_far = self.held_slots(), np.flatnonzero(self._arrived)
+        held = self.held_slots()
+        seen_so_far = np.flatnonzero(self._arrived)
         return {
             "keys": self.keys[held].tolist(),
             "seen": self._seen[held].tolist(),
-            "simulations": np.stack([seen_so_far, self._arrived[seen_so_far], self._uses[seen_so_far]]).tolist(),
+            "simulations": np.stack(
+                [seen_so_far, self._arrived[seen_so_far], self._uses[seen_so_far]]
+            ).tolist(),
             "differences": self.differences.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any], slots: Slots) -> None:
-        """Restore ``state_dict`` in an empty table, with these slots in the order of ``held_slots``."""
-        for (simulation, step), slot, seen in zip(state["keys"], slots.tolist(), state["seen"], strict=True):
+        """Restore ``state_dict`` in an empty table, with these slots in the order of
+        ``held_slots``.
+        """
+        for (simulation, step), slot, seen in zip(
+            state["keys"], slots.tolist(), state["seen"], strict=True
+        ):
             self.add(simulation, step, slot)
             self._seen[slot] = seen
             self.unseen[simulation] -= seen

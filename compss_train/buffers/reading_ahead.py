@@ -1,7 +1,7 @@
 """Reading ahead: loading, decoding and transforms run in threads while the model trains.
 
-``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer; nested, they form a
-pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
+``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer; nested,
+they form a pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
 """
 
 import queue
@@ -28,36 +28,46 @@ class ReadAhead(Iterator[Loaded], Generic[Loaded]):
     Parameters
     ----------
     items:
-        The items to load; iterated over in the threads, one at a time, and at most ``depth`` items ahead.
+        The items to load; iterated over in the threads, one at a time, and at most ``depth`` items
+        ahead.
     load:
-        Called in the threads. Reading and most numpy and torch operations run in parallel with the training; Python
-        code takes turns with it, because of the global interpreter lock.
+        Called in the threads. Reading and most numpy and torch operations run in parallel with the
+        training; Python code takes turns with it, because of the global interpreter lock.
     threads:
         Number of items that are loaded at the same time, 1 by default.
     depth:
-        Maximum number of results that are loaded or being loaded and not yet consumed; two per thread by default.
+        Maximum number of results that are loaded or being loaded and not yet consumed; two per
+        thread by default.
 
-    The threads start at once. An exception in ``items`` or ``load`` is raised in place of its result and ends the
-    iteration. ``close()``, a ``with`` block and garbage collection stop the threads: waiting ones at once, loading
-    ones when ``load`` returns, for which ``close`` waits up to a second. Then ``items`` is closed if it is a
-    generator. If ``items`` is another ``ReadAhead``, that is stopped at once.
+    The threads start at once. An exception in ``items`` or ``load`` is raised in place of its
+    result and ends the iteration. ``close()``, a ``with`` block and garbage collection stop the
+    threads: waiting ones at once, loading ones when ``load`` returns, for which ``close`` waits up
+    to a second. Then ``items`` is closed if it is a generator. If ``items`` is another
+    ``ReadAhead``, that is stopped at once.
     """
 
     def __init__(
-        self, items: Iterable[Item], load: Callable[[Item], Loaded], *, threads: int = 1, depth: int | None = None
+        self,
+        items: Iterable[Item],
+        load: Callable[[Item], Loaded],
+        *,
+        threads: int = 1,
+        depth: int | None = None,
     ) -> None:
         check_count("threads", threads)
         depth = check_count("depth", 2 * threads if depth is None else depth)
         if depth < threads:
             raise ValueError(
-                f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
+                f"depth={depth}, threads={threads}: each thread loads a result; give a depth of "
+                f"at least {threads}"
             )
         self._queue: _LoadQueue[Any, Loaded] = _LoadQueue(items, load, depth)
         self._threads = [
             threading.Thread(target=self._queue.run, name=f"read-ahead-{number}", daemon=True)
             for number in range(threads)
         ]
-        weakref.finalize(self, self._queue.stop)  # the threads refer to the queue only, not to this object
+        # The threads refer to the queue only, not to this object.
+        weakref.finalize(self, self._queue.stop)
         for thread in self._threads:
             thread.start()
 
@@ -91,14 +101,19 @@ class ReadAhead(Iterator[Loaded], Generic[Loaded]):
 
 
 class _LoadQueue(Generic[Item, Loaded]):
-    """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
+    """The state shared by threads and consumer: items to load, and results by number in a priority
+    queue.
+    """
 
     def __init__(self, items: Iterable[Item], load: Callable[[Item], Loaded], depth: int) -> None:
-        self._source, self._items = items, iter(items)
-        self._load, self._depth = load, depth
+        self._source = items
+        self._items = iter(items)
+        self._load = load
+        self._depth = depth
         self._item_lock = threading.Lock()  # held by the thread that takes the next item
         self._changed = threading.Condition()
-        # By number. The error of the last one is that of the items: StopIteration, if all went well.
+        # By number. The error of the last one is that of the items: StopIteration, if all went
+        # well.
         self._results: dict[int, tuple[Loaded | None, BaseException | None]] = {}
         self._started = self._taken = 0
         self._exhausted = False  # no more items
@@ -124,7 +139,9 @@ class _LoadQueue(Generic[Item, Loaded]):
         """Return the number and the next item as soon as there is room for its result."""
         with self._item_lock:
             with self._changed:
-                self._changed.wait_for(lambda: self._exhausted or self._started - self._taken < self._depth)
+                self._changed.wait_for(
+                    lambda: self._exhausted or self._started - self._taken < self._depth
+                )
                 if self._exhausted:
                     return None
                 number = self._started
@@ -146,7 +163,9 @@ class _LoadQueue(Generic[Item, Loaded]):
             self._changed.notify_all()
 
     def take(self) -> Loaded:
-        """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
+        """Wait for the next result and return it; raise its exception, or ``StopIteration`` after
+        the last.
+        """
         with self._changed:
             self._changed.wait_for(self.is_ready)
             if self._stopped:
@@ -183,12 +202,13 @@ class _LoadQueue(Generic[Item, Loaded]):
 def batches_through(
     buffer: Buffer, chunks: Iterable[Any], batch_size: int, *, least: int | None = None
 ) -> Iterator[Any]:
-    """Iterate over batches from a buffer that a thread fills with chunks (arguments of ``put_many``).
+    """Iterate over batches from a buffer that a thread fills with chunks (arguments of
+    ``put_many``).
 
-    Ends when all chunks have been put and the buffer is empty; with ``least``, when all chunks have been put and
-    ``least`` batches were drawn, or no other batch is available. Reception does not end then, so that the remaining
-    samples can be drawn later. An exception in ``chunks`` is raised in place of the next batch. Leaving the
-    iteration early stops the thread.
+    Ends when all chunks have been put and the buffer is empty; with ``least``, when all chunks have
+    been put and ``least`` batches were drawn, or no other batch is available. Reception does not
+    end then, so that the remaining samples can be drawn later. An exception in ``chunks`` is raised
+    in place of the next batch. Leaving the iteration early stops the thread.
     """
     errors: list[BaseException] = []
 
@@ -208,7 +228,9 @@ def batches_through(
     try:
         while (running := thread.is_alive()) or least is None or drawn < least:
             try:
-                batch = buffer.get_batch(batch_size, timeout=None if least is None else _POLL_SECONDS)
+                batch = buffer.get_batch(
+                    batch_size, timeout=None if least is None else _POLL_SECONDS
+                )
             except BufferDrainedError:
                 break
             except queue.Empty:

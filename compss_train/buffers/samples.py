@@ -1,4 +1,6 @@
-"""Samples in slots: nested tuples and dicts of tensors and arrays, as puts bring them, and their storage."""
+"""Samples in slots: nested tuples and dicts of tensors and arrays, as puts bring them, and their
+storage.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,9 @@ _MANY = 1000
 NO_KEYS = np.empty((0, 2), np.int64)
 
 Path: TypeAlias = tuple[tuple[Any, int, Any], ...]
-"""Where a leaf is in nested tuples and dicts: the type and length of each of them, and the index or key in it."""
+"""Where a leaf is in nested tuples and dicts: the type and length of each of them, and the index or
+key in it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +44,49 @@ class Leaf:
     """The dtype in numpy, or ``None`` for a dtype that numpy lacks."""
 
     def __repr__(self) -> str:
-        return f"{'array' if self.is_array else 'tensor'} of {str(self.dtype).removeprefix('torch.')} {self.shape}"
+        return (
+            f"{'array' if self.is_array else 'tensor'} of "
+            f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+        )
 
     @classmethod
     def of(cls, rows: Block) -> Self:
         """Return the leaf that describes each of these rows."""
-        none, array_dtype = as_tensor(rows[:0]), None
+        none = as_tensor(rows[:0])
+        array_dtype = None
         with suppress(TypeError):
             array_dtype = none.numpy().dtype
         return cls(isinstance(rows, np.ndarray), none.dtype, tuple(rows.shape[1:]), array_dtype)
 
     def rows_of(self, value: Any, *, stacked: bool) -> NDArray[Any] | None:
-        """Return a value like this leaf, or ``stacked`` ones, as rows that share its memory; others as ``None``."""
-        if type(value) is not (np.ndarray if self.is_array else torch.Tensor) or self.array_dtype is None:
+        """Return a value like this leaf, or ``stacked`` ones, as rows that share its memory; others
+        as ``None``.
+        """
+        if (
+            type(value) is not (np.ndarray if self.is_array else torch.Tensor)
+            or self.array_dtype is None
+        ):
             return None
         try:
             array: NDArray[Any] = value.numpy() if isinstance(value, torch.Tensor) else value
-        except (RuntimeError, TypeError):  # on another device, not dense, lazily conjugated, or requires gradients
+        except (
+            RuntimeError,
+            TypeError,
+        ):  # on another device, not dense, lazily conjugated, or requires gradients
             return None
         rows = array if stacked else array[None]
-        is_like = rows.dtype == self.array_dtype and rows.shape[1:] == self.shape and rows.ndim > len(self.shape)
+        is_like = (
+            rows.dtype == self.array_dtype
+            and rows.shape[1:] == self.shape
+            and rows.ndim > len(self.shape)
+        )
         return rows if is_like else None
 
 
 def leaves_by_path(value: Any, path: Path = ()) -> dict[Path, Any]:
-    """Return the leaves of nested tuples and dicts by their paths; anything else, such as a list, is a leaf."""
+    """Return the leaves of nested tuples and dicts by their paths; anything else, such as a list,
+    is a leaf.
+    """
     if not isinstance(value, tuple | dict):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -73,7 +95,9 @@ def leaves_by_path(value: Any, path: Path = ()) -> dict[Path, Any]:
 
 
 def _stored(leaf: Any) -> Block | None:
-    """Return a leaf in its stored form, on the CPU and detached, or ``None`` for what is no array or number."""
+    """Return a leaf in its stored form, on the CPU and detached, or ``None`` for what is no array
+    or number.
+    """
     with suppress(TypeError):
         if isinstance(leaf, torch.Tensor):
             check_dense("a sample", leaf)
@@ -98,16 +122,20 @@ def _dense(value: Any) -> dict[Path, Block]:
 
 
 class DifferentSampleError(ValueError):
-    """A sample has another structure, shape or dtype than others: both are given by their leaves."""
+    """A sample has another structure, shape or dtype than others: both are given by their
+    leaves.
+    """
 
     def __init__(self, given: Any, others: Any) -> None:
         super().__init__(given, others)
-        self.given, self.others = given, others
+        self.given = given
+        self.others = others
 
     def __str__(self) -> str:
         return (
-            f"a sample of {self.given} among samples of {self.others}: a buffer stacks samples of one structure, "
-            "shape and dtype; to store samples that differ, put each of them in a list"
+            f"a sample of {self.given} among samples of {self.others}: a buffer stacks samples "
+            "of one structure, shape and dtype; to store samples that differ, put each of them "
+            "in a list"
         )
 
 
@@ -154,20 +182,30 @@ class SampleBatch:
                 part.check_like(parts[0])
             first = parts[0].rows if parts else {}
             rows = {path: concatenate([part.rows[path] for part in parts]) for path in first}
-            return cls(parts[0].template, rows, leaves=parts[0].leaves) if rows else cls(None, {}, samples.copy())
+            return (
+                cls(parts[0].template, rows, leaves=parts[0].leaves)
+                if rows
+                else cls(None, {}, samples.copy())
+            )
         rows = _dense(samples)
         if not rows:
             raise TypeError(
-                f"samples={type(samples).__name__}: give a list of samples, or tensors and arrays (also in tuples "
-                "and dicts) whose first dimension is that of the samples"
+                f"samples={type(samples).__name__}: give a list of samples, or tensors and "
+                "arrays (also in tuples and dicts) whose first dimension is that of the samples"
             )
-        if len({row.shape[:1] for row in rows.values()}) > 1 or not all(row.ndim for row in rows.values()):
+        if len({row.shape[:1] for row in rows.values()}) > 1 or not all(
+            row.ndim for row in rows.values()
+        ):
             shapes = ", ".join(str(tuple(row.shape)) for row in rows.values())
-            raise ValueError(f"stacked samples need the same first dimension in every part, not {shapes}")
+            raise ValueError(
+                f"stacked samples need the same first dimension in every part, not {shapes}"
+            )
         return cls(template_of(samples), rows)
 
     def rows_like(self, sample: Any, *, stacked: bool) -> dict[Path, Block]:
-        """Return the rows of each leaf, or nothing for another structure, shape or dtype, or number of rows."""
+        """Return the rows of each leaf, or nothing for another structure, shape or dtype, or number
+        of rows.
+        """
         rows: dict[Path, Block] = {}
         for path, leaf in self.leaves.items():
             value: Any = sample
@@ -185,7 +223,9 @@ class SampleBatch:
         return rows if len({len(own) for own in rows.values()}) == 1 else {}
 
     def check_like(self, other: "SampleBatch") -> None:
-        """Raise ``ValueError`` unless samples of both are objects, or of one structure, shape and dtype."""
+        """Raise ``ValueError`` unless samples of both are objects, or of one structure, shape and
+        dtype.
+        """
         if self.leaves != other.leaves:
             given, others = (
                 rebuilt(each.template, each.leaves.values()) if each.leaves else "other objects"
@@ -223,9 +263,11 @@ class ColumnStorage:
     """Stores tensors and arrays in preallocated memory with a row per slot; batches are stacked."""
 
     def __init__(self, capacity: int, like: SampleBatch) -> None:
-        self._template, self._leaves = like.template, like.leaves
+        self._template = like.template
+        self._leaves = like.leaves
         self._columns = {
-            path: torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for path, leaf in like.leaves.items()
+            path: torch.empty(capacity, *leaf.shape, dtype=leaf.dtype)
+            for path, leaf in like.leaves.items()
         }
         self._items = {path: rows_as_items(column) for path, column in self._columns.items()}
         self._arrays = {  # an empty array would become a tensor of other strides
@@ -237,13 +279,16 @@ class ColumnStorage:
     def write(self, slots: Slots, incoming: SampleBatch, which: slice | NDArray[Any]) -> None:
         """Copy some of the rows into slots.
 
-        Each row is copied as one item, which takes a fraction of the time of torch's indexed copies.
+        Each row is copied as one item, which takes a fraction of the time of torch's indexed
+        copies.
         """
         for path, stored in self._items.items():
             stored[slots] = rows_as_items(incoming.rows[path][which])
 
     def read_one(self, slot: int) -> Any:
-        """Return a copy of the row, in which numbers are arrays; in a third of the time of a batch of one."""
+        """Return a copy of the row, in which numbers are arrays; in a third of the time of a batch
+        of one.
+        """
         rows: list[Block] = []
         for path, leaf in self._leaves.items():
             array = self._arrays.get(path)
@@ -256,10 +301,12 @@ class ColumnStorage:
 
     def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Return a copy of the rows, in page-locked memory if ``pinned``."""
-        index, gathered = torch.from_numpy(slots), list[Block]()
+        index = torch.from_numpy(slots)
+        gathered = list[Block]()
         for path, column in self._columns.items():
             is_array = self._leaves[path].is_array
-            # numpy takes a few numbers in a tenth of the time, and many rows, in huge pages, in half.
+            # numpy takes a few numbers in a tenth of the time, and many rows, in huge pages, in
+            # half.
             if (is_array or len(slots) > _MANY) and not pinned and path in self._arrays:
                 taken = self._arrays[path].take(slots, 0)
                 gathered.append(taken if is_array else torch.from_numpy(taken))
@@ -271,7 +318,9 @@ class ColumnStorage:
 
     def column(self, name: str, slots: Slots) -> NDArray[Any]:
         """Return one array of the rows, which are dicts."""
-        rows: NDArray[Any] = next(each for path, each in self._arrays.items() if path[-1][2] == name)[slots]
+        rows: NDArray[Any] = next(
+            each for path, each in self._arrays.items() if path[-1][2] == name
+        )[slots]
         return rows
 
     def clear(self, slots: Slots) -> None:
@@ -279,7 +328,9 @@ class ColumnStorage:
 
 
 class SampleStore:
-    """``capacity`` slots, some of them free. Memory is allocated when the first samples show their structure."""
+    """``capacity`` slots, some of them free. Memory is allocated when the first samples show their
+    structure.
+    """
 
     def __init__(self, capacity: int, pin_memory: bool) -> None:
         self.capacity = capacity
@@ -292,7 +343,8 @@ class SampleStore:
         """Number of free slots."""
         self.times_got = np.zeros(capacity, np.int64)
         """How often the sample in each slot was got."""
-        self._removed: Counter[int] = Counter()  # how many samples not held any more were got how often
+        # How many samples not held any more were got how often.
+        self._removed: Counter[int] = Counter()
         self.samples_put = self.samples_got = 0
 
     def check(self, incoming: SampleBatch) -> None:
@@ -301,7 +353,9 @@ class SampleStore:
             none = {path: rows[:0] for path, rows in incoming.rows.items()}
             self.like = SampleBatch(incoming.template, none, leaves=incoming.leaves)
             self._storage = (
-                ColumnStorage(self.capacity, incoming) if incoming.rows else ObjectStorage(self.capacity)
+                ColumnStorage(self.capacity, incoming)
+                if incoming.rows
+                else ObjectStorage(self.capacity)
             )
         incoming.check_like(self.like)
 
@@ -332,7 +386,11 @@ class SampleStore:
 
     def column(self, name: str, slots: Slots) -> NDArray[Any]:
         """Return what the samples in these slots, dicts, have under a name."""
-        return self._storage.column(name, slots) if isinstance(self._storage, ColumnStorage) else NO_KEYS
+        return (
+            self._storage.column(name, slots)
+            if isinstance(self._storage, ColumnStorage)
+            else NO_KEYS
+        )
 
     # How often samples were got
 
@@ -345,7 +403,9 @@ class SampleStore:
         self.samples_got += slots.size
 
     def repetitions(self, held: Slots) -> NDArray[np.int64]:
-        """Return how many samples, those in these slots and removed ones, were got 0, 1, 2, ... times."""
+        """Return how many samples, those in these slots and removed ones, were got 0, 1, 2, ...
+        times.
+        """
         times = self._removed + Counter(self.times_got[held].tolist())
         return np.array([times[number] for number in range(max(times, default=0) + 1)], np.int64)
 
@@ -365,7 +425,8 @@ class SampleStore:
 
     def load_state_dict(self, state: dict[str, Any]) -> Slots:
         """Replace the contents by those of ``state_dict``; return the samples' slots, in order."""
-        held, usage = len(state["times_got"]), state["usage"]
+        held = len(state["times_got"])
+        usage = state["usage"]
         vars(self).update(vars(SampleStore(self.capacity, self._pin_memory)))
         slots = NO_SLOTS
         if held:
@@ -374,5 +435,6 @@ class SampleStore:
             slots = self.put(incoming, 0, held)
             self.times_got[slots] = state["times_got"]
         self._removed = Counter(dict(enumerate(usage["gone"])))
-        self.samples_put, self.samples_got = usage["put"], usage["got"]
+        self.samples_put = usage["put"]
+        self.samples_got = usage["got"]
         return slots

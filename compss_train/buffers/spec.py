@@ -13,7 +13,8 @@ from compss_train.buffers.paired import SimPairedReservoir
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """Description of the buffer that each worker uses in ``DistributedTrainer.fit`` or ``fit_online``.
+    """Description of the buffer that each worker uses in ``DistributedTrainer.fit`` or
+    ``fit_online``.
 
     Parameters
     ----------
@@ -23,21 +24,22 @@ class BufferSpec:
     capacity:
         Maximum number of samples held.
     threshold:
-        Number of samples that the buffer must hold before a batch is drawn, at most the capacity; half of it by
-        default. FIFO has none.
+        Number of samples that the buffer must hold before a batch is drawn, at most the capacity;
+        half of it by default. FIFO has none.
     sweep_size, nb_time_steps:
-        Required by SimPairedReservoir only: number of simulations, and number of time steps of each.
+        Required by SimPairedReservoir only: number of simulations, and number of time steps of
+        each.
     passes:
-        For FIRO only: above 1, a worker first puts all its samples of an epoch, which ``capacity`` must hold, and
-        then draws each of them that many times, in passes over all. With 1 (default) it draws each once, while
-        others arrive.
+        For FIRO only: above 1, a worker first puts all its samples of an epoch, which ``capacity``
+        must hold, and then draws each of them that many times, in passes over all. With 1 (default)
+        it draws each once, while others arrive.
     max_repeats:
-        For reservoirs in ``fit_online`` only: a worker trains on at most this many times as many samples as it has
-        received, a pair counting as two, and waits rather than repeat more. When all simulations have ended, no
-        limit holds. ``None`` (default) for no limit.
+        For reservoirs in ``fit_online`` only: a worker trains on at most this many times as many
+        samples as it has received, a pair counting as two, and waits rather than repeat more. When
+        all simulations have ended, no limit holds. ``None`` (default) for no limit.
 
-    Raises ``ValueError`` for an unknown kind, a capacity below 1, a threshold above the capacity, and for
-    parameters that are missing or that the kind does not use.
+    Raises ``ValueError`` for an unknown kind, a capacity below 1, a threshold above the capacity,
+    and for parameters that are missing or that the kind does not use.
     """
 
     kind: str
@@ -56,7 +58,13 @@ class BufferSpec:
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity, least=2 if self.pairs else 1)
         options = signature(_KINDS[self.kind]).parameters
-        least_of = {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1, "max_repeats": 1}
+        least_of = {
+            "threshold": 0,
+            "sweep_size": 1,
+            "nb_time_steps": 2,
+            "passes": 1,
+            "max_repeats": 1,
+        }
         for name, least in least_of.items():
             value = getattr(self, name)
             if name not in options and value != getattr(BufferSpec, name):  # the default
@@ -65,13 +73,21 @@ class BufferSpec:
                 raise ValueError(f"a {self.kind} requires {name}=, which was not given")
             if value is not None:
                 check_count(name, value, least)
-        if self.sweep_size and self.nb_time_steps and self.needed > self.sweep_size * self.nb_time_steps:
+        if (
+            self.sweep_size
+            and self.nb_time_steps
+            and self.needed > self.sweep_size * self.nb_time_steps
+        ):
             raise ValueError(
-                f"sweep_size={self.sweep_size}, nb_time_steps={self.nb_time_steps}: a threshold of {self.needed} "
-                f"samples is never reached; give threshold={self.sweep_size * self.nb_time_steps} or less"
+                f"sweep_size={self.sweep_size}, nb_time_steps={self.nb_time_steps}: a threshold "
+                f"of {self.needed} samples is never reached; give "
+                f"threshold={self.sweep_size * self.nb_time_steps} or less"
             )
         if self.needed > self.capacity:
-            raise ValueError(f"threshold={self.threshold}: give an integer from 0 to {self.capacity}, the capacity")
+            raise ValueError(
+                f"threshold={self.threshold}: give an integer from 0 to "
+                f"{self.capacity}, the capacity"
+            )
 
     @property
     def pairs(self) -> bool:
@@ -87,33 +103,43 @@ class BufferSpec:
 
     @property
     def draws_in_step(self) -> bool:
-        """Whether every sample is returned the same number of times, so that draws follow the counts of puts."""
+        """Whether every sample is returned the same number of times, so that draws follow the
+        counts of puts.
+        """
         return self.kind in ("FIFO", "FIRO")
 
     def check(self, batch_size: int) -> None:
         """Raise ``ValueError`` if batches of this size can never be available."""
         if batch_size > self.capacity:
             raise ValueError(
-                f"a batch of {batch_size} samples cannot come from a {self.kind} of capacity {self.capacity}: give "
-                "a larger capacity or smaller batches"
+                f"a batch of {batch_size} samples cannot come from a {self.kind} of capacity "
+                f"{self.capacity}: give a larger capacity or smaller batches"
             )
 
     def check_samples(self, samples: int) -> None:
-        """Raise ``ValueError`` if all samples of a worker's epoch must fit into the buffer, but do not."""
+        """Raise ``ValueError`` if all samples of a worker's epoch must fit into the buffer, but do
+        not.
+        """
         if self.passes > 1 and samples > self.capacity:
             raise ValueError(
-                f"passes={self.passes}: a worker's buffer must hold all its samples of an epoch, up to {samples}, "
-                f"and has capacity={self.capacity}; give capacity={samples}, use more workers, or remove passes"
+                f"passes={self.passes}: a worker's buffer must hold all its samples of an epoch, "
+                f"up to {samples}, and has capacity={self.capacity}; give capacity={samples}, "
+                "use more workers, or remove passes"
             )
 
     def put_counts(self, sizes: Sequence[int]) -> list[int]:
-        """Return how many samples have been put at each draw; ``sizes`` are the batch sizes, for all samples.
+        """Return how many samples have been put at each draw; ``sizes`` are the batch sizes, for
+        all samples.
 
-        The first batch is drawn as soon as the threshold is reached; then two samples are put for each one drawn
-        until the buffer is full, and one for each one afterwards. The buffer's contents at a draw, and therefore
-        the draw, are reproducible. With several passes, all samples are put before the first draw.
+        The first batch is drawn as soon as the threshold is reached; then two samples are put for
+        each one drawn until the buffer is full, and one for each one afterwards. The buffer's
+        contents at a draw, and therefore the draw, are reproducible. With several passes, all
+        samples are put before the first draw.
         """
-        total, put, got, counts = sum(sizes), 0, 0, list[int]()
+        total = sum(sizes)
+        put = 0
+        got = 0
+        counts = list[int]()
         if self.passes > 1:
             return [total] * len(sizes) * self.passes
         for size in sizes:
@@ -123,7 +149,9 @@ class BufferSpec:
         return counts
 
     def limited(self, samples: int, batch_size: int) -> Self:
-        """Return a description whose capacity does not exceed what a total of ``samples`` samples can fill."""
+        """Return a description whose capacity does not exceed what a total of ``samples`` samples
+        can fill.
+        """
         threshold = None if self.kind == "FIFO" else self.needed
         capacity = min(self.capacity, max(samples, self.needed + batch_size))
         return replace(self, capacity=capacity, threshold=threshold)

@@ -20,44 +20,47 @@ if TYPE_CHECKING:
 class Checkpoint(Callback):
     """Writes checkpoints to a folder, from which ``fit(..., resume=...)`` resumes exactly.
 
-    A checkpoint is a folder such as ``round-000012`` with the parameters, the optimizer and random states of each
-    worker, the history and the states of callbacks, in safetensors and JSON. It is complete or does not exist, even
-    if the machine stops. Checkpoints share files of the history by hard links, where the file system has them, so
-    that one is written as fast after many rounds as after few; each can be copied, and resumed from, alone.
+    A checkpoint is a folder such as ``round-000012`` with the parameters, the optimizer and random
+    states of each worker, the history and the states of callbacks, in safetensors and JSON. It is
+    complete or does not exist, even if the machine stops. Checkpoints share files of the history by
+    hard links, where the file system has them, so that one is written as fast after many rounds as
+    after few; each can be copied, and resumed from, alone.
 
     Parameters
     ----------
     folder:
-        The folder of checkpoints, created if it does not exist. Use one folder per run. A name such as
-        ``"s3://bucket/run"`` is opened with ``fsspec``: each checkpoint is written to a temporary folder and
-        uploaded, but for what the store can copy from an earlier one. If another program writes there at the same
-        time, nothing detects it.
+        The folder of checkpoints, created if it does not exist. Use one folder per run. A name such
+        as ``"s3://bucket/run"`` is opened with ``fsspec``: each checkpoint is written to a
+        temporary folder and uploaded, but for what the store can copy from an earlier one. If
+        another program writes there at the same time, nothing detects it.
     every:
-        Number of rounds between checkpoints, 1 by default. The last complete round is always written, also of a fit
-        that is stopped (``max_time``, SIGTERM, a callback), and so is a new best round.
+        Number of rounds between checkpoints, 1 by default. The last complete round is always
+        written, also of a fit that is stopped (``max_time``, SIGTERM, a callback), and so is a new
+        best round.
     keep:
-        Number of latest checkpoints to keep, 2 by default, in addition to the best one. The last two share no file,
-        so that damage to one leaves the other.
+        Number of latest checkpoints to keep, 2 by default, in addition to the best one. The last
+        two share no file, so that damage to one leaves the other.
     best:
-        Field of the records, such as ``"val_loss"``, by which the best round of all fits of the run is kept;
-        ``None`` keeps no best round.
+        Field of the records, such as ``"val_loss"``, by which the best round of all fits of the run
+        is kept; ``None`` keeps no best round.
     mode:
         Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name.
     overwrite:
         Whether to remove checkpoints of another run from the folder; by default they are an error.
 
-    In ``fit_online`` it writes saves, which are made every ``checkpoint_every`` seconds and have the workers'
-    buffers: the first one after ``every`` records, and the last one.
+    In ``fit_online`` it writes saves, which are made every ``checkpoint_every`` seconds and have
+    the workers' buffers: the first one after ``every`` records, and the last one.
 
-    With commutative merging or a parameter server, workers wait for each other when a checkpoint is due. All
-    workers of a resumed fit then start from the global parameters, so its bits differ from those of an
-    uninterrupted one.
+    With commutative merging or a parameter server, workers wait for each other when a checkpoint is
+    due. All workers of a resumed fit then start from the global parameters, so its bits differ from
+    those of an uninterrupted one.
 
     Attributes: ``best_round``, the number of the best round, or ``None`` before the first.
 
-    Raises at the start of a fit: ``OSError`` if the folder is not writable or lacks disk space for a checkpoint,
-    ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it
-    (not detected on file systems without locks), and ``ValueError`` if its name is not valid UTF-8.
+    Raises at the start of a fit: ``OSError`` if the folder is not writable or lacks disk space for
+    a checkpoint, ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if
+    another program writes to it (not detected on file systems without locks), and ``ValueError`` if
+    its name is not valid UTF-8.
     """
 
     keeps_state: ClassVar[bool] = True
@@ -96,7 +99,11 @@ class Checkpoint(Callback):
     @property
     def path(self) -> Path | None:
         """The latest checkpoint that was written or resumed from."""
-        return None if self._last_written is None else storage.checkpoint_path(self.folder, self._last_written)
+        return (
+            None
+            if self._last_written is None
+            else storage.checkpoint_path(self.folder, self._last_written)
+        )
 
     def needs_state(self, number: int) -> bool:
         """Return whether a checkpoint may be due after round ``number``."""
@@ -123,7 +130,9 @@ class Checkpoint(Callback):
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
-            validation.warn_user(f"{self.folder} is on a file system without locks: no other fit may write to it")
+            validation.warn_user(
+                f"{self.folder} is on a file system without locks: no other fit may write to it"
+            )
         # A program that was killed may have renamed a checkpoint without syncing the folder.
         self._disk.sync(self.folder)
         self._check_disk_space(trainer)
@@ -131,9 +140,9 @@ class Checkpoint(Callback):
         if others := set(storage.list_checkpoints(self.folder)) - own:
             if not self.overwrite:
                 raise FileExistsError(
-                    f"{self._name} has checkpoints of another run, or of later rounds of this one (round "
-                    f"{max(others)}); call fit with resume=True to resume from them, or give Checkpoint another "
-                    "folder, or overwrite=True to remove them"
+                    f"{self._name} has checkpoints of another run, or of later rounds of this "
+                    f"one (round {max(others)}); call fit with resume=True to resume from them, "
+                    "or give Checkpoint another folder, or overwrite=True to remove them"
                 )
             self._keep_only(own)
         self._scan_rounds(trainer.history, own)
@@ -142,11 +151,16 @@ class Checkpoint(Callback):
         self._histories = deque(SharedHistory() for _ in range(min(2, self.keep)))
 
     def _own_rounds(self, trainer: "DistributedTrainer") -> set[int]:
-        """Return the rounds of this run's checkpoints in the folder, including those after a resumed round."""
+        """Return the rounds of this run's checkpoints in the folder, including those after a
+        resumed round.
+        """
         rounds = set(storage.list_checkpoints(self.folder))
-        is_resumed, self._is_resumed = self._is_resumed, False
+        is_resumed = self._is_resumed
+        self._is_resumed = False
         resumed = trainer.resumed_from
-        if resumed is not None and (is_resumed or resumed.parent.resolve() == self.folder.resolve()):
+        if resumed is not None and (
+            is_resumed or resumed.parent.resolve() == self.folder.resolve()
+        ):
             return rounds
         if not rounds or not self._is_same_run(trainer.history):
             return set()
@@ -154,7 +168,9 @@ class Checkpoint(Callback):
         return rounds if is_copy else {number for number in rounds if number < len(trainer.history)}
 
     def _is_same_run(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether the latest checkpoint and a history have rounds that ended at the same times."""
+        """Return whether the latest checkpoint and a history have rounds that ended at the same
+        times.
+        """
         try:
             saved = storage.read_latest_checkpoint(self.folder)[1]["history"]
         except BadCheckpointError:
@@ -172,7 +188,9 @@ class Checkpoint(Callback):
                 self._is_best(history[number])
 
     def _check_disk_space(self, trainer: "DistributedTrainer") -> None:
-        """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first round."""
+        """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first
+        round.
+        """
         needed = trainer.checkpoint_bytes()
         try:
             files.check_space(self.folder, needed)
@@ -195,9 +213,12 @@ class Checkpoint(Callback):
             self._write(trainer, record["round"])
 
     def _is_best(self, record: Mapping[str, Any]) -> bool:
-        if self.best is None or not is_better(value := value_of(record, self.best), self._best_value, self.mode):
+        if self.best is None or not is_better(
+            value := value_of(record, self.best), self._best_value, self.mode
+        ):
             return False
-        self._best_value, self.best_round = value, record["round"]
+        self._best_value = value
+        self.best_round = record["round"]
         return True
 
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
@@ -214,12 +235,16 @@ class Checkpoint(Callback):
         self._lock.release()
 
     def _write(self, trainer: "DistributedTrainer", number: int) -> None:
-        previous, self._last_written = self._last_written, number
-        self._last_state, self._is_overdue = trainer.state_id, False
+        previous = self._last_written
+        self._last_written = number
+        self._last_state = trainer.state_id
+        self._is_overdue = False
         try:
             path = storage.checkpoint_path(self.folder, number)
             self._histories.rotate()
-            storage.write_checkpoint(path, trainer.snapshot().to_dict(), self._disk, self._histories[0])
+            storage.write_checkpoint(
+                path, trainer.snapshot().to_dict(), self._disk, self._histories[0]
+            )
             if self._remote is not None:
                 self._remote.upload(path)
         except BaseException:

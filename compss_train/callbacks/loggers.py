@@ -1,4 +1,6 @@
-"""Callbacks that write a run to files while it is trained: its history, its report, and the trace of a round."""
+"""Callbacks that write a run to files while it is trained: its history, its report, and the trace
+of a round.
+"""
 
 import csv
 import gzip
@@ -37,30 +39,38 @@ class _HistoryFile(Callback):
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
-        Raises ``BlockingIOError`` if another fit writes to it, of this program or another one, and ``ValueError``
-        if it has other contents.
+        Raises ``BlockingIOError`` if another fit writes to it, of this program or another one, and
+        ``ValueError`` if it has other contents.
 
-        Rounds after those that the trainer has, as after the checkpoint of a resumed fit, are removed: they are
-        trained again. So is an incomplete last line, left by a program that was killed. A file with rounds of
-        another run is renamed, with a warning.
+        Rounds after those that the trainer has, as after the checkpoint of a resumed fit, are
+        removed: they are trained again. So is an incomplete last line, left by a program that was
+        killed. A file with rounds of another run is renamed, with a warning.
         """
         files.check_writable(self.path)
         self._lock.acquire()
         text = self.path.read_text(encoding="utf-8", errors="replace")
         if not self.prefix.startswith(text[: len(self.prefix)]):
-            raise ValueError(f"{self.path} does not begin with {self.prefix!r}; remove it, or give another path")
+            raise ValueError(
+                f"{self.path} does not begin with {self.prefix!r}; remove it, or give another path"
+            )
         lines = text.split("\n")[:-1]
-        rounds, kept = [self._round_of(line, lines[0]) for line in lines], len(lines)
+        rounds = [self._round_of(line, lines[0]) for line in lines]
+        kept = len(lines)
         while kept and rounds[kept - 1][0] >= len(trainer.history):
             kept -= 1
         number, ended = rounds[kept - 1] if kept else (-1, None)
         is_own = number >= 0 and str(ended) == str(trainer.history[number]["ended"])
         if (found := sum(number >= 0 for number, _ in rounds)) and not is_own:
-            names = (self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}") for n in itertools.count(1))
+            names = (
+                self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}")
+                for n in itertools.count(1)
+            )
             aside = next(name for name in names if not name.exists())
             self._set_aside(aside)
             self.path.touch()
-            validation.warn_user(f"{self.path} had {found} rounds of another run, which are now in {aside.name}")
+            validation.warn_user(
+                f"{self.path} had {found} rounds of another run, which are now in {aside.name}"
+            )
         elif (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
             files.write_atomic(self.path, rest)
         self._writes = True
@@ -78,7 +88,9 @@ class _HistoryFile(Callback):
             raise
         except OSError as error:
             self._writes = False
-            validation.warn_user(f"no more rounds are written to {self.path}: {error}; trainer.history has them")
+            validation.warn_user(
+                f"no more rounds are written to {self.path}: {error}; trainer.history has them"
+            )
 
     def _append(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -96,7 +108,9 @@ class _HistoryFile(Callback):
         self._lock.release()
 
     def _round_of(self, line: str, first: str) -> tuple[int, object]:
-        """Return the number of the round in a line, and when it ended, which is unique; -1 for other lines."""
+        """Return the number of the round in a line, and when it ended, which is unique; -1 for
+        other lines.
+        """
         with suppress(ValueError, TypeError, LookupError, RecursionError):
             record = self._parsed(line, first)
             return int(record["round"]), record.get("ended")
@@ -110,9 +124,9 @@ class _HistoryFile(Callback):
 class JsonLines(_HistoryFile):
     """Appends the record of each round to a file as one line of JSON, which ``History.load`` reads.
 
-    When a fit begins, ``trainer.configuration`` is written beside it, for ``compss-train compare`` and ``report``:
-    ``configuration.json`` for ``history.jsonl``, and ``NAME.configuration.json`` for any other ``NAME.jsonl``.
-    Files of another run are renamed: ``history.1.jsonl``.
+    When a fit begins, ``trainer.configuration`` is written beside it, for ``compss-train compare``
+    and ``report``: ``configuration.json`` for ``history.jsonl``, and ``NAME.configuration.json``
+    for any other ``NAME.jsonl``. Files of another run are renamed: ``history.1.jsonl``.
     """
 
     prefix: ClassVar[str] = '{"round": '
@@ -139,9 +153,10 @@ class JsonLines(_HistoryFile):
 class Csv(_HistoryFile):
     """Appends each round to a file as a row of comma-separated values, without the workers.
 
-    The first line names the columns, which are those of ``History.to_frame`` without the times of workers. Columns
-    that appear later, such as ``val_loss`` in a second fit, are added on the right by rewriting the file. Lists
-    that are not metrics and texts with line breaks are written as JSON.
+    The first line names the columns, which are those of ``History.to_frame`` without the times of
+    workers. Columns that appear later, such as ``val_loss`` in a second fit, are added on the right
+    by rewriting the file. Lists that are not metrics and texts with line breaks are written as
+    JSON.
     """
 
     prefix: ClassVar[str] = "round,"
@@ -155,7 +170,8 @@ class Csv(_HistoryFile):
     def _append(self, record: dict[str, Any]) -> None:
         cells = {
             name: strict_json.dumps(value)
-            if isinstance(value, list | tuple) or (isinstance(value, str) and not value.isprintable())
+            if isinstance(value, list | tuple)
+            or (isinstance(value, str) and not value.isprintable())
             else value
             for name, value in records.flatten(record).items()
         }
@@ -185,7 +201,9 @@ MIN_SECONDS = 5.0
 
 
 def status_of(trainer: "DistributedTrainer", error: BaseException | None = None) -> str:
-    """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``."""
+    """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or
+    ``"failed: ..."``.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
     if isinstance(error, SystemExit) and error.code == TERMINATED:
@@ -197,13 +215,14 @@ def status_of(trainer: "DistributedTrainer", error: BaseException | None = None)
 
 
 class Report(Callback):
-    """Writes the report of ``compss_train.reports.html`` to a file at the end of a fit, also after an exception.
+    """Writes the report of ``compss_train.reports.html`` to a file at the end of a fit, also after
+    an exception.
 
-    During the fit it is written after a round, but only every few seconds, and taking at most 2% of the time.
-    Browsers reload the page until the fit has ended. The file is replaced atomically.
+    During the fit it is written after a round, but only every few seconds, and taking at most 2% of
+    the time. Browsers reload the page until the fit has ended. The file is replaced atomically.
 
-    Raises ``ValueError`` unless the name ends in .html, ``ModuleNotFoundError`` without the extra ``report``, and
-    ``OSError`` at the start of a fit if the file cannot be written.
+    Raises ``ValueError`` unless the name ends in .html, ``ModuleNotFoundError`` without the extra
+    ``report``, and ``OSError`` at the start of a fit if the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -241,7 +260,13 @@ class Report(Callback):
         self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
     def _write(self, trainer: "DistributedTrainer", status: str) -> None:
-        html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=status == "running")
+        html.write(
+            self.path,
+            trainer.history,
+            trainer.configuration,
+            status=status,
+            refresh=status == "running",
+        )
 
 
 class Profile(Callback):
@@ -252,18 +277,20 @@ class Profile(Callback):
     Parameters
     ----------
     path:
-        A file whose name ends in ``.json`` or ``.json.gz``; an existing one is replaced, and missing folders are
-        created.
+        A file whose name ends in ``.json`` or ``.json.gz``; an existing one is replaced, and
+        missing folders are created.
     round:
         Which round of the fit, counted from 1; 2 by default.
     worker:
         Which worker, counted from 0; 0 by default.
 
-    Raises ``ValueError`` for other names and numbers; before a fit, ``ValueError`` for a worker that the trainer
-    does not have, and ``OSError`` if the file cannot be written.
+    Raises ``ValueError`` for other names and numbers; before a fit, ``ValueError`` for a worker
+    that the trainer does not have, and ``OSError`` if the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str] = "profile.json", *, round: int = 2, worker: int = 0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] = "profile.json", *, round: int = 2, worker: int = 0
+    ) -> None:
         if not str(path).endswith((".json", ".json.gz")):
             raise ValueError(f"Profile({str(path)!r}): give a name that ends in .json or .json.gz")
         self.path = Path(os.path.abspath(path))
@@ -273,10 +300,14 @@ class Profile(Callback):
         self._written = False
 
     def check(self, trainer: "DistributedTrainer") -> None:
-        """Raise ``ValueError`` for a worker that does not exist, ``OSError`` if the file cannot be written."""
+        """Raise ``ValueError`` for a worker that does not exist, ``OSError`` if the file cannot be
+        written.
+        """
         workers = trainer.num_workers
         if self.worker >= workers:
-            raise ValueError(f"Profile(worker={self.worker}): there are {workers} workers, counted from 0")
+            raise ValueError(
+                f"Profile(worker={self.worker}): there are {workers} workers, counted from 0"
+            )
         parent = next(folder for folder in self.path.parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise PermissionError(f"Profile({str(self.path)!r}): {parent} is not a writable folder")
@@ -287,7 +318,8 @@ class Profile(Callback):
 
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Count the rounds of the fit from here."""
-        self._first, self._written = len(trainer.history), False
+        self._first = len(trainer.history)
+        self._written = False
 
     def traced_worker(self, number: int) -> int | None:
         """Return the worker in the traced round, else ``None``."""
@@ -304,6 +336,6 @@ class Profile(Callback):
         """Warn if the fit has ended without a trace."""
         if not self._written:
             validation.warn_user(
-                f"no trace was written to {self.path}: the fit ended before its round {self.round}, or worker "
-                f"{self.worker} had no samples"
+                f"no trace was written to {self.path}: the fit ended before its round "
+                f"{self.round}, or worker {self.worker} had no samples"
             )

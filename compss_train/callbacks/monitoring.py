@@ -1,4 +1,6 @@
-"""Monitoring of a field of the records: its best value, and early stopping if it no longer improves."""
+"""Monitoring of a field of the records: its best value, and early stopping if it no longer
+improves.
+"""
 
 import math
 from collections.abc import Mapping
@@ -17,11 +19,24 @@ if TYPE_CHECKING:
 Mode = Literal["min", "max"]
 
 _LOWER = {"loss", "mse", "mae", "mre", "rmse", "error", "perplexity"}
-_HIGHER = {"accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score", "iou", "psnr"}
+_HIGHER = {
+    "accuracy",
+    "acc",
+    "auc",
+    "auroc",
+    "f1",
+    "precision",
+    "recall",
+    "r2",
+    "score",
+    "iou",
+    "psnr",
+}
 
 
 def mode_of(monitor: str, mode: Mode | None) -> Mode:
-    """Return ``mode``, or infer from the name of the field whether the lowest or the highest value is the best.
+    """Return ``mode``, or infer from the name of the field whether the lowest or the highest value
+    is the best.
 
     Raises ``ValueError`` if the name is unknown.
     """
@@ -35,7 +50,9 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
         return "min"
     if not _HIGHER.isdisjoint(words):
         return "max"
-    raise ValueError(f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'")
+    raise ValueError(
+        f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'"
+    )
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
@@ -46,10 +63,14 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
 
 
 def value_of(record: Mapping[str, Any], monitor: str) -> float:
-    """Return the monitored number of a record; raise ``ValueError`` if the record has no number of that name."""
+    """Return the monitored number of a record; raise ``ValueError`` if the record has no number of
+    that name.
+    """
     if monitor not in record:
         names = measured_names(record)
-        raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{suggestion(monitor, names)}")
+        raise ValueError(
+            f"records have no {monitor!r} but {', '.join(names)}{suggestion(monitor, names)}"
+        )
     value = record[monitor]
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{monitor!r} is {value!r}; monitoring needs a single number")
@@ -64,16 +85,18 @@ class EarlyStopping(Callback):
     monitor:
         Field of the records to monitor, by default ``"val_loss"``, which needs ``validation_data``.
     patience, patience_epochs:
-        Number of consecutive rounds, or of epochs, without improvement after which the fit stops, at least 1; give
-        one of them. By default 5 rounds, which are epochs if workers merge once per epoch.
+        Number of consecutive rounds, or of epochs, without improvement after which the fit stops,
+        at least 1; give one of them. By default 5 rounds, which are epochs if workers merge once
+        per epoch.
     min_delta:
         An improvement must be larger than this; 0 by default.
     mode:
-        Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name (loss, error, accuracy, ...).
+        Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name (loss, error,
+        accuracy, ...).
     restore_best:
-        Whether to restore the parameters of the best round at the end of the fit. With commutative merging these
-        are the latest global parameters at the end of the best round; if ``monitor`` begins with ``val_averaged_``,
-        they are the average that ``Merge(averaging=...)`` kept then.
+        Whether to restore the parameters of the best round at the end of the fit. With commutative
+        merging these are the latest global parameters at the end of the best round; if ``monitor``
+        begins with ``val_averaged_``, they are the average that ``Merge(averaging=...)`` kept then.
 
     Attributes: ``best``, the best value, and ``best_round``, the number of its round.
     """
@@ -91,10 +114,15 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         if patience is not None and patience_epochs is not None:
             raise ValueError(
-                f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds or epochs"
+                f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds "
+                "or epochs"
             )
         self._unit = "rounds" if patience_epochs is None else "epochs"
-        name, given = ("patience", patience) if patience_epochs is None else ("patience_epochs", patience_epochs)
+        name, given = (
+            ("patience", patience)
+            if patience_epochs is None
+            else ("patience_epochs", patience_epochs)
+        )
         self.patience = check_count(name, 5 if given is None else given)
         self.min_delta = check_non_negative("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
@@ -113,7 +141,9 @@ class EarlyStopping(Callback):
         self._resumed = False
 
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
-        """Reset, as another fit may have other data; or stop a resumed fit that had been stopped."""
+        """Reset, as another fit may have other data; or stop a resumed fit that had been
+        stopped.
+        """
         if trainer.resumed_from is None or not self._resumed:
             self._reset()
         self._resumed = False
@@ -123,8 +153,11 @@ class EarlyStopping(Callback):
         """Restore the best value so far, unless the mode has changed."""
         if state["mode"] != self.mode:
             return
-        self.best, self.best_round = state["best"], state["best_round"]
-        self._waited, self._epoch, self._parameters = state["waited"], state["epoch"], state["parameters"]
+        self.best = state["best"]
+        self.best_round = state["best_round"]
+        self._waited = state["waited"]
+        self._epoch = state["epoch"]
+        self._parameters = state["parameters"]
         self._resumed = True
 
     def watches(self) -> str | None:
@@ -144,12 +177,17 @@ class EarlyStopping(Callback):
 
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit if it has not improved for long enough."""
-        value, last = value_of(record, self.monitor), self._epoch
+        value = value_of(record, self.monitor)
+        last = self._epoch
         self._epoch = record.get("epoch", last or 0)
         if is_better(value, self.best, self.mode, self.min_delta):
-            self.best, self.best_round, self._waited = value, record["round"], 0
+            self.best = value
+            self.best_round = record["round"]
+            self._waited = 0
             if self.restore_best:
-                self._parameters = trainer.get_parameters(averaged=self.monitor.startswith(AVERAGED))
+                self._parameters = trainer.get_parameters(
+                    averaged=self.monitor.startswith(AVERAGED)
+                )
         else:
             self._waited += 1 if last is None or self._unit == "rounds" else self._epoch - last
         self._stop_if_due(trainer)

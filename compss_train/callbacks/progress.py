@@ -1,4 +1,6 @@
-"""Progress of a fit: a bar in terminals and notebooks (with ipywidgets), a line per round elsewhere."""
+"""Progress of a fit: a bar in terminals and notebooks (with ipywidgets), a line per round
+elsewhere.
+"""
 
 import sys
 import threading
@@ -25,7 +27,9 @@ def _standard_stream() -> TextIO:
 
 
 class _Progress(Callback):
-    """Prints how a fit begins and why it stopped, by default on standard error, in notebooks on standard output."""
+    """Prints how a fit begins and why it stopped, by default on standard error, in notebooks on
+    standard output.
+    """
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -33,7 +37,11 @@ class _Progress(Callback):
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed, and what is worth a line."""
         if trainer.resumed_from is not None:
-            left = "; nothing is left to train: raise num_epochs to continue" if total_samples == 0 else ""
+            left = (
+                "; nothing is left to train: raise num_epochs to continue"
+                if total_samples == 0
+                else ""
+            )
             self._print(f"resumed from {trainer.resumed_from}{left}")
         if total_samples != 0:
             self.show(trainer.remarks)
@@ -46,7 +54,11 @@ class _Progress(Callback):
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
-            place = f"after round {trainer.history[-1]['round']}" if trainer.history else "in the first round"
+            place = (
+                f"after round {trainer.history[-1]['round']}"
+                if trainer.history
+                else ("in the first round")
+            )
             self._print(f"stopped {place}: {trainer.stopped}")
 
     def _print(self, line: str) -> None:
@@ -54,7 +66,9 @@ class _Progress(Callback):
 
 
 class _Bar:
-    """A bar that a thread moves a few times a second to the number of samples that workers have reported."""
+    """A bar that a thread moves a few times a second to the number of samples that workers have
+    reported.
+    """
 
     def __init__(
         self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
@@ -107,9 +121,9 @@ def _bar_class() -> "type[tqdm[Any]]":
 class ProgressBar(_Progress):
     """A tqdm bar that counts samples while workers train, with a line for each epoch above it.
 
-    The lines show loss, metrics and samples/s, like those of ``RoundLines``. Output goes to standard error by
-    default. With engines that do not report samples within a round, such as COMPSs, the bar moves at the end of
-    each round.
+    The lines show loss, metrics and samples/s, like those of ``RoundLines``. Output goes to
+    standard error by default. With engines that do not report samples within a round, such as
+    COMPSs, the bar moves at the end of each round.
     """
 
     _bar: _Bar | None = None
@@ -120,7 +134,9 @@ class ProgressBar(_Progress):
         """Show an empty bar, and that workers are starting."""
         super().on_fit_start(trainer, total_samples)
         self._pending = None
-        self._rounds_are_epochs = trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
+        self._rounds_are_epochs = (
+            trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
+        )
         text = f"starting {counted(trainer.num_workers, 'worker')}"
         self._bar = _Bar(text, total_samples, self._file, trainer.trained_samples)
 
@@ -129,7 +145,11 @@ class ProgressBar(_Progress):
         if self._bar is None:
             return
         is_online = "received" in record  # of which the bar has all measures, as there are no lines
-        shown = {name: value for name, value in _formatted_measures(record).items() if is_online or name == "loss"}
+        shown = {
+            name: value
+            for name, value in _formatted_measures(record).items()
+            if is_online or name == "loss"
+        }
         with self._bar.lock:
             self._bar.tqdm.set_postfix(_position(record) | shown, refresh=False)
         self._bar.complete(record["samples"])  # before lines, below which the bar is drawn again
@@ -165,7 +185,9 @@ class ProgressBar(_Progress):
 
 
 class RoundLines(_Progress):
-    """Prints that workers start, then a line per round, by default to standard error; suited to log files."""
+    """Prints that workers start, then a line per round, by default to standard error; suited to log
+    files.
+    """
 
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Print that workers are starting, which may take seconds."""
@@ -200,11 +222,17 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _formatted_measures(record: dict[str, Any]) -> dict[str, str]:
-    return {name: f"{record[name]:.4f}" for name in measured_names(record) if isinstance(record[name], float)}
+    return {
+        name: f"{record[name]:.4f}"
+        for name in measured_names(record)
+        if isinstance(record[name], float)
+    }
 
 
 def _position(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the progress of a fit: the epoch, or for an online fit the state of buffers and simulations."""
+    """Return the progress of a fit: the epoch, or for an online fit the state of buffers and
+    simulations.
+    """
     if "received" not in record:
         return {"epoch": record["epoch"]}
     return {

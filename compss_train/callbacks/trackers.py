@@ -1,4 +1,6 @@
-"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B and TensorBoard."""
+"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B and
+TensorBoard.
+"""
 
 import re
 import tempfile
@@ -26,11 +28,13 @@ MAX_VALUE = 500
 
 
 class _Tracker(Callback):
-    """Logs the configuration at the start of a fit, and losses, metrics and samples/s of each round as a step.
+    """Logs the configuration at the start of a fit, and losses, metrics and samples/s of each round
+    as a step.
 
-    A fit that is resumed from a checkpoint, and a second fit with the same callback, continue the same run. If the
-    tracker fails, a warning says so once, and the fit continues without it; the run is ended in any case. Raises
-    ``ModuleNotFoundError`` without ``package``, which is an extra of the same name.
+    A fit that is resumed from a checkpoint, and a second fit with the same callback, continue the
+    same run. If the tracker fails, a warning says so once, and the fit continues without it; the
+    run is ended in any case. Raises ``ModuleNotFoundError`` without ``package``, which is an extra
+    of the same name.
     """
 
     package: ClassVar[str]
@@ -39,10 +43,13 @@ class _Tracker(Callback):
         self._import()
         self.run_id: str | None = None
         """The tracker's id of the run, once a fit has started."""
-        self._artifacts, self._logs = artifacts, False
+        self._artifacts = artifacts
+        self._logs = False
 
     def _import(self, module: str = "") -> Any:
-        return imports.import_optional(module or self.package, extra=self.package, needed_by=type(self).__name__)
+        return imports.import_optional(
+            module or self.package, extra=self.package, needed_by=type(self).__name__
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run, which a resumed fit continues."""
@@ -54,20 +61,26 @@ class _Tracker(Callback):
 
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Start a run, or continue an earlier fit's; the tracker's errors are raised."""
-        configuration = {part: value for part, value in trainer.configuration.items() if part != "details"}
+        configuration = {
+            part: value for part, value in trainer.configuration.items() if part != "details"
+        }
         self.run_id = self._start(configuration, len(trainer.history))
         self._logs = True
 
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
-        numbers = measured_numbers(record) | {name: record[name] for name in _RATES if name in record}
+        numbers = measured_numbers(record) | {
+            name: record[name] for name in _RATES if name in record
+        }
         if self._logs:
             self._try("stops logging this fit", self._log, _tagged(numbers), record)
 
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Log the final parameters and the report as files, and end the run."""
         if self._logs and self._artifacts:
-            self._try("did not upload the final parameters and the report", self._log_results, trainer)
+            self._try(
+                "did not upload the final parameters and the report", self._log_results, trainer
+            )
         self._try("did not end the run", self._end, True)
 
     def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
@@ -75,19 +88,24 @@ class _Tracker(Callback):
         self._try("did not end the run", self._end, False)
 
     def _try(self, failure: str, call: Callable[..., None], *arguments: Any) -> None:
-        """Call the tracker; its first failure in a fit is a warning, and to end the run is tried nevertheless."""
+        """Call the tracker; its first failure in a fit is a warning, and to end the run is tried
+        nevertheless.
+        """
         try:
             call(*arguments)
         except Exception as error:  # trackers raise what their transports raise
             if self._logs:
-                validation.warn_user(f"{type(self).__name__} {failure}: {type(error).__name__}: {error}")
+                validation.warn_user(
+                    f"{type(self).__name__} {failure}: {type(error).__name__}: {error}"
+                )
             self._logs = False
 
     def _log_results(self, trainer: "DistributedTrainer") -> None:
         with tempfile.TemporaryDirectory() as folder:
             trainer.save(f"{folder}/parameters.safetensors")
             with suppress(ModuleNotFoundError):  # of the extra ``report``
-                page, status = f"{folder}/report.html", status_of(trainer)
+                page = f"{folder}/report.html"
+                status = status_of(trainer)
                 html.write(page, trainer.history, trainer.configuration, status=status)
             self._log_files(folder)
 
@@ -117,14 +135,15 @@ class MLflow(_Tracker):
     run_name:
         Name of the run; by default MLflow invents one.
     tracking_uri:
-        Address such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own
-        settings.
+        Address such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of
+        MLflow's own settings.
     artifacts:
-        Whether the final parameters (``parameters.safetensors``) and the report become artifacts; true by default.
+        Whether the final parameters (``parameters.safetensors``) and the report become artifacts;
+        true by default.
 
-    Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are parameters with
-    dotted names, such as ``build.optimizer.arguments.lr``. If a value is too long for MLflow, such as the text of a
-    large network, the whole text is an artifact in ``settings``.
+    Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are
+    parameters with dotted names, such as ``build.optimizer.arguments.lr``. If a value is too long
+    for MLflow, such as the text of a large network, the whole text is an artifact in ``settings``.
     """
 
     package: ClassVar[str] = "mlflow"
@@ -138,7 +157,9 @@ class MLflow(_Tracker):
         artifacts: bool = True,
     ) -> None:
         super().__init__(artifacts)
-        self._experiment, self._run_name, self._uri = experiment, run_name, tracking_uri
+        self._experiment = experiment
+        self._run_name = run_name
+        self._uri = tracking_uri
         self._owns = True
 
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
@@ -150,13 +171,21 @@ class MLflow(_Tracker):
             run_id = str(active.info.run_id)
         elif self.run_id is None:
             found = self._client.get_experiment_by_name(self._experiment)
-            number = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+            number = (
+                self._client.create_experiment(self._experiment)
+                if found is None
+                else found.experiment_id
+            )
             run_id = str(self._client.create_run(number, run_name=self._run_name).info.run_id)
         else:
             run_id = self.run_id
             self._client.set_terminated(run_id, "RUNNING")
         known = self._client.get_run(run_id).data.params  # MLflow refuses other values
-        given = {name: value for name, value in _tagged(flatten(configuration)).items() if value is not None}
+        given = {
+            name: value
+            for name, value in _tagged(flatten(configuration)).items()
+            if value is not None
+        }
         settings = {name: str(value) for name, value in given.items() if name not in known}
         new = [mlflow.entities.Param(name, value[:MAX_VALUE]) for name, value in settings.items()]
         for name, value in settings.items():
@@ -167,7 +196,8 @@ class MLflow(_Tracker):
         return run_id
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        metric, ended = self._import().entities.Metric, round(1000 * record["ended"])
+        metric = self._import().entities.Metric
+        ended = round(1000 * record["ended"])
         numbers = {**numbers, **epoch_of(record)}
         metrics = [metric(name, value, ended, record["round"]) for name, value in numbers.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
@@ -181,15 +211,18 @@ class MLflow(_Tracker):
 
 
 class WandB(_Tracker):
-    """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``.
+    """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"``
+    or ``name``.
 
-    If the program has its own run (``wandb.run``), the fit logs to that and leaves it open. With ``artifacts``, the
-    final parameters and the report become an artifact of type ``model``.
+    If the program has its own run (``wandb.run``), the fit logs to that and leaves it open. With
+    ``artifacts``, the final parameters and the report become an artifact of type ``model``.
     """
 
     package: ClassVar[str] = "wandb"
 
-    def __init__(self, project: str = "compss_train", *, artifacts: bool = True, **options: Any) -> None:
+    def __init__(
+        self, project: str = "compss_train", *, artifacts: bool = True, **options: Any
+    ) -> None:
         super().__init__(artifacts)
         self._options = {"project": project, **options}
 
@@ -217,12 +250,12 @@ class WandB(_Tracker):
 class TensorBoard(_Tracker):
     """Writes each round to a folder for ``tensorboard --logdir FOLDER``, by round and by wall time.
 
-    Charts are named after losses, metrics (``recall/0`` for a list) and samples/s. Each worker's measures and
-    seconds of training are under ``workers/``; the configuration is a text. If a sampler draws the inputs of
-    simulations, ``inputs/`` has their numbers by how they were drawn, and at the end a picture shows where, if
-    matplotlib is installed. A second fit continues the same charts; rounds that a resumed fit trains again are
-    replaced. Raises ``OSError`` at the start of a fit if the folder
-    cannot be created.
+    Charts are named after losses, metrics (``recall/0`` for a list) and samples/s. Each worker's
+    measures and seconds of training are under ``workers/``; the configuration is a text. If a
+    sampler draws the inputs of simulations, ``inputs/`` has their numbers by how they were drawn,
+    and at the end a picture shows where, if matplotlib is installed. A second fit continues the
+    same charts; rounds that a resumed fit trains again are replaced. Raises ``OSError`` at the
+    start of a fit if the folder cannot be created.
     """
 
     package: ClassVar[str] = "tensorboard"
@@ -240,7 +273,9 @@ class TensorBoard(_Tracker):
         self.folder.mkdir(parents=True, exist_ok=True)
         self._writer = module.SummaryWriter(str(self.folder), purge_step=rounds or None)
         text = strict_json.dumps(configuration, indent=4)
-        self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds)
+        self._writer.add_text(
+            "configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds
+        )
         self._writer.flush()
         return str(self.folder)
 
@@ -258,12 +293,16 @@ class TensorBoard(_Tracker):
                 self._writer.add_figure("inputs", plots.figure_of(charts), history[-1]["round"])
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        drawn = {name: value for name, value in flatten(record).items() if name.startswith("inputs.")}
+        drawn = {
+            name: value for name, value in flatten(record).items() if name.startswith("inputs.")
+        }
         numbers = numbers | {name.replace(".", "/"): value for name, value in drawn.items()}
         for own in record["workers"]:
             seconds = {"seconds": own["seconds"]} if "seconds" in own else {}
             measured = _tagged(measured_numbers(own)) | seconds
-            numbers |= {f"workers/{name}/{own['worker']}": value for name, value in measured.items()}
+            numbers |= {
+                f"workers/{name}/{own['worker']}": value for name, value in measured.items()
+            }
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, record["round"], walltime=record["ended"])
         self._writer.flush()
@@ -273,6 +312,8 @@ class TensorBoard(_Tracker):
 
 
 def _tagged(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values by names that all trackers accept: ``recall/0`` for ``recall[0]``, ``_`` for symbols."""
+    """Return the values by names that all trackers accept: ``recall/0`` for ``recall[0]``, ``_``
+    for symbols.
+    """
     tags = {name: name.replace("[", "/").replace("]", "") for name in values}
     return {re.sub(r"[^\w/. :-]", "_", tag): values[name] for name, tag in tags.items()}

@@ -1,4 +1,6 @@
-"""``Unfreeze``: trains frozen parameters from some epoch on, as fine-tuning does once a new head has settled."""
+"""``Unfreeze``: trains frozen parameters from some epoch on, as fine-tuning does once a new head
+has settled.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,10 @@ if TYPE_CHECKING:
 class Unfreeze(WorkerCallback):
     """Unfreezes parameters in the first round that starts in the given epoch or later.
 
-    Every worker's optimizer gets them as a new group with the options of its first one (``add_param_group``), and
-    keeps its state. Submodules in evaluation mode, such as BatchNorm, stay in it. Later fits need the same
-    callback. An outer optimizer does not step these parameters: they are averaged.
+    Every worker's optimizer gets them as a new group with the options of its first one
+    (``add_param_group``), and keeps its state. Submodules in evaluation mode, such as BatchNorm,
+    stay in it. Later fits need the same callback. An outer optimizer does not step these
+    parameters: they are averaged.
 
     Parameters
     ----------
@@ -28,32 +31,49 @@ class Unfreeze(WorkerCallback):
     factor:
         Their learning rate, as a multiple of the first group's; 1 by default.
 
-    Raises ``ValueError`` if no frozen parameter matches, or if the optimizer cannot take another group.
+    Raises ``ValueError`` if no frozen parameter matches, or if the optimizer cannot take another
+    group.
     """
 
     def __init__(self, pattern: str, *, epoch: int, factor: float = 1.0) -> None:
-        self.pattern, self.epoch = pattern, check_count("epoch", epoch, least=0)
+        self.pattern = pattern
+        self.epoch = check_count("epoch", epoch, least=0)
         self.factor = check_non_negative("factor", factor)
 
     def check(self, trainer: "DistributedTrainer") -> None:
         """Raise ``ValueError`` if no frozen parameter matches the pattern."""
-        frozen = [name for name, parameter in trainer.model().named_parameters() if not parameter.requires_grad]
+        frozen = [
+            name
+            for name, parameter in trainer.model().named_parameters()
+            if not parameter.requires_grad
+        ]
         if not any(matches(name, self.pattern) for name in frozen):
             some = ", ".join(frozen[:5]) or "none"
-            raise ValueError(f"Unfreeze({self.pattern!r}) matches no frozen parameter; the frozen ones are {some}")
+            raise ValueError(
+                f"Unfreeze({self.pattern!r}) matches no frozen parameter; the "
+                f"frozen ones are {some}"
+            )
 
     def on_optimizer(self, context: WorkerContext) -> None:
         """Unfreeze the parameters, and add those that the optimizer lacks."""
         if context.epoch < self.epoch:
             return
-        optimizer, named = context.optimizer, dict(context.model.named_parameters())
+        optimizer = context.optimizer
+        named = dict(context.model.named_parameters())
         if isinstance(optimizer, JoinedOptimizer | torch.optim.LBFGS):
-            raise ValueError(f"Unfreeze adds a parameter group, which {type(optimizer).__name__} does not support")
-        present = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            raise ValueError(
+                f"Unfreeze adds a parameter group, which {type(optimizer).__name__} "
+                "does not support"
+            )
+        present = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
         own = {name: named[name].requires_grad_() for name in named if matches(name, self.pattern)}
         new = [(name, parameter) for name, parameter in own.items() if id(parameter) not in present]
         options = {**optimizer.param_groups[0], "name": self.pattern, "factor": self.factor}
         options["lr"] = options["lr"] * self.factor
-        options["params"] = new if options.pop("param_names", None) else [parameter for _, parameter in new]
+        options["params"] = (
+            new if options.pop("param_names", None) else [parameter for _, parameter in new]
+        )
         if new:
             optimizer.add_param_group(options)

@@ -1,6 +1,8 @@
-"""The arguments of each subcommand of ``compss-train``. The code that runs them may need torch; it is not imported.
+"""The arguments of each subcommand of ``compss-train``. The code that runs them may need torch; it
+is not imported.
 
-A subcommand is a function that adds its arguments to a parser; its docstring is what ``--help`` prints.
+A subcommand is a function that adds its arguments to a parser; its docstring is what ``--help``
+prints.
 """
 
 import argparse
@@ -24,12 +26,19 @@ TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 class _Setting(argparse.Action):
     """A shorthand for ``--set``, of the key that is its ``const``."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None) -> None:
-        namespace.settings = [*namespace.settings, f"{self.const}={json.dumps(value, ensure_ascii=False)}"]
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None
+    ) -> None:
+        namespace.settings = [
+            *namespace.settings,
+            f"{self.const}={json.dumps(value, ensure_ascii=False)}",
+        ]
 
 
 def _path(text: str) -> Path:
-    """Return a path; an empty one is an unset variable of the shell, and would be the current folder."""
+    """Return a path; an empty one is an unset variable of the shell, and would be the current
+    folder.
+    """
     if not text:
         raise argparse.ArgumentTypeError("is empty; is a variable of the shell not set?")
     return Path(text)
@@ -38,12 +47,18 @@ def _path(text: str) -> Path:
 def make_parser() -> Parser:
     """Return the parser of all subcommands.
 
-    Parsed options hold ``module``, the module of ``compss_train.cli`` whose function of the command's name runs it.
+    Parsed options hold ``module``, the module of ``compss_train.cli`` whose function of the
+    command's name runs it.
     """
     parser = Parser(
         prog="compss-train",
-        description="Train PyTorch models with many workers, on this machine or on a cluster of COMPSs or Ray.",
-        epilog="compss-train COMMAND --help describes a command. To start: compss-train fit --example",
+        description=(
+            "Train PyTorch models with many workers, on this machine or on a cluster of "
+            "COMPSs or Ray."
+        ),
+        epilog=(
+            "compss-train COMMAND --help describes a command. To start: compss-train fit --example"
+        ),
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -66,23 +81,28 @@ def fit_arguments(parser: Parser) -> None:
     """Train a network as described by a TOML file.
 
     examples:
-      compss-train fit --example > spirals.toml
-      compss-train fit spirals.toml
-      compss-train fit spirals.toml --dry-run
-      compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set build.optimizer.lr=0.003
-      compss-train fit spirals.toml --resume
+      compss-train fit --example > spirals.toml compss-train fit spirals.toml compss-train fit
+      spirals.toml --dry-run compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set
+      build.optimizer.lr=0.003 compss-train fit spirals.toml --resume
 
-    Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after Ctrl-C, 143 after
-    SIGTERM. After 1, 75, 130 and 143, --resume continues from the last checkpoint.
+    Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after
+    Ctrl-C, 143 after SIGTERM. After 1, 75, 130 and 143, --resume continues from the last
+    checkpoint.
     """
-    parser.add_argument("file", type=_path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
-    parser.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
+    parser.add_argument(
+        "file", type=_path, nargs="?", metavar="FILE", help=("a TOML file, or the folder of a run")
+    )
+    parser.add_argument(
+        "--example", action="store_true", help=("print a TOML file that trains, with comments")
+    )
     keys = "print the keys of all sections, with their defaults and types"
     parser.add_argument("--keys", action="store_true", help=keys)
     _add_settings(parser)
     folder: dict[str, Any] = {"const": "output.folder", "metavar": "FOLDER"}
     folder["type"] = lambda text: str(_path(text).absolute())
-    parser.add_argument("--output", action=_Setting, help="folder of the run's files (output.folder)", **folder)
+    parser.add_argument(
+        "--output", action=_Setting, help=("folder of the run's files (output.folder)"), **folder
+    )
     again = parser.add_mutually_exclusive_group()
     resume = "continue the run in the folder from its last checkpoint, or start one"
     again.add_argument("--resume", action="store_true", help=resume)
@@ -93,13 +113,19 @@ def fit_arguments(parser: Parser) -> None:
 
 def _add_settings(parser: Parser) -> None:
     """Add arguments that change values of a run file."""
-    text = "set a key of the file, the value as in TOML, strings also without quotes; may be repeated"
+    text = (
+        "set a key of the file, the value as in TOML, strings also without quotes; may be repeated"
+    )
     setting: dict[str, Any] = {"default": [], "metavar": "SECTION.KEY=VALUE", "dest": "settings"}
     parser.add_argument("--set", action="append", help=text, **setting)
     workers: dict[str, Any] = {"const": "trainer.num_workers", "type": int, "metavar": "N"}
-    parser.add_argument("--workers", action=_Setting, help="model copies (trainer.num_workers)", **workers)
+    parser.add_argument(
+        "--workers", action=_Setting, help="model copies (trainer.num_workers)", **workers
+    )
     where = "where tasks run: auto, serial, local, compss or ray (trainer.engine)"
-    parser.add_argument("--engine", action=_Setting, const="trainer.engine", metavar="ENGINE", help=where)
+    parser.add_argument(
+        "--engine", action=_Setting, const="trainer.engine", metavar="ENGINE", help=where
+    )
     parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
 
 
@@ -125,34 +151,56 @@ def predict_arguments(parser: Parser) -> None:
     """Write the outputs of a run's network for samples in files.
 
     examples:
-      compss-train predict runs/spirals --input x.npy --output y.npy
-      compss-train predict runs/spirals --best --input "new/*.npz" --output classes.npy --classes
-      compss-train predict runs/prices --input new.csv --x rooms,area --ids street --output prices.parquet
-      compss-train predict runs/pets --input photo.jpg --output classes.csv --classes
+      compss-train predict runs/spirals --input x.npy --output y.npy compss-train predict
+      runs/spirals --best --input "new/*.npz" --output classes.npy --classes compss-train predict
+      runs/prices --input new.csv --x rooms,area --ids street --output prices.parquet compss-train
+      predict runs/pets --input photo.jpg --output classes.csv --classes
     """
     _add_run(parser)
-    files = "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; quoted patterns"
+    files = (
+        "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; "
+        "quoted patterns"
+    )
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
     _add_x(parser)
-    output = "a .npy file, .npz with an array called output, or .csv or .parquet with a row for each sample"
+    output = (
+        "a .npy file, .npz with an array called output, or .csv or .parquet with a row for "
+        "each sample"
+    )
     parser.add_argument("--output", type=_path, required=True, metavar="FILE", help=output)
-    ids = "the column or array of the input that names the samples in a .csv or .parquet (default: file and row)"
+    ids = (
+        "the column or array of the input that names the samples in a .csv or .parquet "
+        "(default: file and row)"
+    )
     parser.add_argument("--ids", metavar="NAME", help=ids)
-    classes = "write the index of each sample's largest output, in tables its class, instead of the outputs"
+    classes = (
+        "write the index of each sample's largest output, in tables its class, instead of "
+        "the outputs"
+    )
     parser.add_argument("--classes", action="store_true", help=classes)
 
 
 def _add_x(parser: Parser) -> None:
     """Add how files name x."""
-    columns = "the array that is x, or the columns of a table that are x, in order (default: as [data] of the run)"
+    columns = (
+        "the array that is x, or the columns of a table that are x, in order (default: as "
+        "[data] of the run)"
+    )
     parser.add_argument("--x", type=_comma_separated, default=(), metavar="NAME,...", help=columns)
 
 
 def _add_run(parser: Parser) -> None:
     """Add the run whose network is used."""
-    parser.add_argument("run", type=_path, metavar="RUN", help="folder of a run: output of compss-train fit")
-    parser.add_argument("--best", action="store_true", help="use its best checkpoint (default: final parameters)")
-    trust = "import the modules that the run's file names without printing them, even if it belongs to another user"
+    parser.add_argument(
+        "run", type=_path, metavar="RUN", help=("folder of a run: output of compss-train fit")
+    )
+    parser.add_argument(
+        "--best", action="store_true", help=("use its best checkpoint (default: final parameters)")
+    )
+    trust = (
+        "import the modules that the run's file names without printing them, even if it "
+        "belongs to another user"
+    )
     parser.add_argument("--trust", action="store_true", help=trust)
     _add_settings(parser)
 
@@ -175,7 +223,9 @@ def plot_arguments(parser: Parser) -> None:
       compss-train plot runs/spirals
       compss-train plot history.jsonl -o curves.svg --against epoch
     """
-    _add_run_history(parser, "a .png, .svg or .pdf file (default: plot.png next to the history)", axis=True)
+    _add_run_history(
+        parser, "a .png, .svg or .pdf file (default: plot.png next to the history)", axis=True
+    )
 
 
 def compare_arguments(parser: Parser) -> None:
@@ -185,7 +235,8 @@ def compare_arguments(parser: Parser) -> None:
       compss-train compare runs/*
       compss-train compare runs/a runs/b -o comparison.html --against seconds
 
-    Runs that differ only in their seed are drawn as one: their median, and a band from the lowest to the highest.
+    Runs that differ only in their seed are drawn as one: their median, and a band from the lowest
+    to the highest.
     """
     output = "also write an .html page, or a .png, .svg or .pdf image, with all curves"
     _add_run_history(parser, output, name="runs", nargs="+", axis=True)
@@ -194,8 +245,12 @@ def compare_arguments(parser: Parser) -> None:
 def _add_run_history(
     parser: Parser, output: str, *, name: str = "run", nargs: str | None = None, axis: bool = False
 ) -> None:
-    """Add the run or runs that are drawn, the file, and with ``axis`` the choice of the horizontal axis."""
-    text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
+    """Add the run or runs that are drawn, the file, and with ``axis`` the choice of the horizontal
+    axis.
+    """
+    text = (
+        "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
+    )
     parser.add_argument(name, type=_path, nargs=nargs, metavar="RUN", help=text)
     parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=output)
     if axis:
@@ -211,7 +266,9 @@ def runs_arguments(parser: Parser) -> None:
       compss-train runs /scratch/experiments
     """
     text = "folder with the folders of runs (default: runs)"
-    parser.add_argument("folder", type=_path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text)
+    parser.add_argument(
+        "folder", type=_path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text
+    )
 
 
 def advise_arguments(parser: Parser) -> None:
@@ -228,22 +285,27 @@ def advise_arguments(parser: Parser) -> None:
 
 
 def shard_arguments(parser: Parser) -> None:
-    """Write arrays, or files of one size, as files of another size or format, from which workers train.
+    """Write arrays, or files of one size, as files of another size or format, from which workers
+    train.
 
     examples:
-      compss-train shard x=images.npy y=labels.npy --rows 5000 --output train
-      compss-train shard "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed
-      compss-train shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants
+      compss-train shard x=images.npy y=labels.npy --rows 5000 --output train compss-train shard
+      "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed compss-train
+      shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants
     """
     kinds = ".npz, .npy, .pt, .h5, .parquet, .arrow, .csv"
     inputs = f"files of one kind ({kinds}) or quoted patterns, or NAME=FILE.npy for each array"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
-    parser.add_argument("--output", type=_path, required=True, metavar="FOLDER", help="folder of the new files")
+    parser.add_argument(
+        "--output", type=_path, required=True, metavar="FOLDER", help=("folder of the new files")
+    )
     parser.add_argument("--rows", type=int, required=True, help="samples per file")
     keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
     parser.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
     formats = "npz (default), npz-compressed, npy, pt or h5"
-    parser.add_argument("--format", metavar="FORMAT", default="npz", help=f"format of the files: {formats}")
+    parser.add_argument(
+        "--format", metavar="FORMAT", default="npz", help=(f"format of the files: {formats}")
+    )
     buffer = "shuffle the samples, in two buffers of this size (default: keep their order)"
     parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
     parser.add_argument("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: 0)")
@@ -252,20 +314,29 @@ def shard_arguments(parser: Parser) -> None:
 def send_arguments(parser: Parser) -> None:
     """Send samples that a solver writes to standard output to a fit_online.
 
-    compss-train send ADDRESS --x 2 --y 1 -- ./solver ARGUMENTS       runs the solver, and sees how it ends
-    ./solver | compss-train send ADDRESS --x 2 --y 1 --samples 1000   checks the number of samples
+    compss-train send ADDRESS --x 2 --y 1 -- ./solver ARGUMENTS       runs the solver, and sees how
+    it ends ./solver | compss-train send ADDRESS --x 2 --y 1 --samples 1000   checks the number of
+    samples
     """
     parser.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
-    parser.add_argument("--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64")
+    parser.add_argument(
+        "--x", required=True, metavar="SHAPE", help=("shape of a sample's x, such as 6 or 3x64x64")
+    )
     parser.add_argument("--y", metavar="SHAPE", help="shape of its y (default: no y)")
     dtype = "dtype of x and y, in this machine's byte order (default: float32)"
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=dtype)
-    parser.add_argument("--steps", action="store_true", help="each record starts with its time step, an int64")
-    samples = "how many samples there must be: a pipe does not tell whether the solver has ended well"
+    parser.add_argument(
+        "--steps", action="store_true", help=("each record starts with its time step, an int64")
+    )
+    samples = (
+        "how many samples there must be: a pipe does not tell whether the solver has ended well"
+    )
     parser.add_argument("--samples", type=int, metavar="N", help=samples)
     name = "name of this stream: samples that arrived under it before are not sent again"
     parser.add_argument("--name", help=name)
-    parser.add_argument("--token", help=f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})")
+    parser.add_argument(
+        "--token", help=(f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})")
+    )
     timeout = "seconds to wait for the fit to start (default: 60)"
     parser.add_argument("--timeout", type=float, default=60.0, help=timeout)
     parser.set_defaults(solver=None)
@@ -274,23 +345,34 @@ def send_arguments(parser: Parser) -> None:
 def headers_arguments(parser: Parser) -> None:
     """Print the folder of compss_train.h, melissa_api.h and their Fortran counterparts, for cc -I.
 
-    mpicc -I$(compss-train headers) heat.c -o heat
-    compss-train headers --build lib && mpif90 -I$(compss-train headers) heat.f90 -Llib -lmelissa -o heat
+    mpicc -I$(compss-train headers) heat.c -o heat compss-train headers --build lib && mpif90
+    -I$(compss-train headers) heat.f90 -Llib -lmelissa -o heat
     """
-    build = "make libcompss_train.a, libmelissa.a and libmelissa_api.a there, for Fortran and for link lines"
+    build = (
+        "make libcompss_train.a, libmelissa.a and libmelissa_api.a there, for Fortran and "
+        "for link lines"
+    )
     parser.add_argument("--build", type=_path, metavar="DIR", help=build)
     compiler = "the C compiler of --build (default: mpicc, or cc without MPI)"
     parser.add_argument("--compiler", metavar="CC", help=compiler)
 
 
 def doctor_arguments(parser: Parser) -> None:
-    """Check what the compss or the ray engine needs, here and on the nodes, with advice for what is missing."""
+    """Check what the compss or the ray engine needs, here and on the nodes, with advice for what is
+    missing.
+    """
     engine = "the engine whose needs are checked (default: compss); ray: the cluster at RAY_ADDRESS"
     parser.add_argument("--engine", choices=("compss", "ray"), default="compss", help=engine)
-    parser.add_argument("--project", type=_path, metavar="FILE", help="the project.xml for runcompss")
-    parser.add_argument("--resources", type=_path, metavar="FILE", help="the resources.xml for runcompss")
+    parser.add_argument(
+        "--project", type=_path, metavar="FILE", help=("the project.xml for runcompss")
+    )
+    parser.add_argument(
+        "--resources", type=_path, metavar="FILE", help=("the resources.xml for runcompss")
+    )
     nodes = "hosts to check (default: those of --project)"
-    parser.add_argument("--nodes", type=_comma_separated, default=(), metavar="HOST,...", help=nodes)
+    parser.add_argument(
+        "--nodes", type=_comma_separated, default=(), metavar="HOST,...", help=nodes
+    )
     python = "the Python of the nodes (default: this one)"
     parser.add_argument("--python", metavar="FILE", default=sys.executable, help=python)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -319,7 +401,13 @@ def configure_arguments(parser: Parser) -> None:
 COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
     "fit": (fit_arguments,),
     "inference": (evaluate_arguments, predict_arguments),
-    "reports": (report_arguments, plot_arguments, compare_arguments, runs_arguments, advise_arguments),
+    "reports": (
+        report_arguments,
+        plot_arguments,
+        compare_arguments,
+        runs_arguments,
+        advise_arguments,
+    ),
     "data": (shard_arguments,),
     "solvers": (send_arguments, headers_arguments),
     "doctor": (doctor_arguments, configure_arguments),

@@ -12,44 +12,62 @@ from compss_train.samplers import PartialShuffleSampler
 
 
 def shard(options: argparse.Namespace) -> int:
-    """Write the samples of the inputs as files of ``rows`` samples each; print their number and classes of strings.
+    """Write the samples of the inputs as files of ``rows`` samples each; print their number and
+    classes of strings.
 
-    The inputs are files of one kind, or ``NAME=FILE.npy`` for each array. Files are read in turn, a few at a time;
-    with a ``shuffle_buffer`` their samples are shuffled in two pools of that size.
+    The inputs are files of one kind, or ``NAME=FILE.npy`` for each array. Files are read in turn, a
+    few at a time; with a ``shuffle_buffer`` their samples are shuffled in two pools of that size.
 
-    Raises ``ValueError`` for inputs of both forms, and columns without numbers that ``keys`` do not name,
-    ``BadFileError`` for files that cannot be read.
+    Raises ``ValueError`` for inputs of both forms, and columns without numbers that ``keys`` do not
+    name, ``BadFileError`` for files that cannot be read.
     """
-    inputs, rows, shuffle = options.inputs, check_count("rows", options.rows), options.shuffle_buffer
+    inputs = options.inputs
+    rows = check_count("rows", options.rows)
+    shuffle = options.shuffle_buffer
     named = [text.partition("=")[::2] for text in inputs if "=" in text and not Path(text).exists()]
     names = [name for name, _ in named]
     if named and (len(named) != len(inputs) or shuffle is not None or options.keys is not None):
         raise ValueError(
-            f"{names[0]}=FILE names an array: give all inputs this way, and neither --shuffle-buffer nor --keys"
+            f"{names[0]}=FILE names an array: give all inputs this way, and neither "
+            "--shuffle-buffer nor --keys"
         )
     if not all(names) or len(set(names)) < len(names):
         raise ValueError(f"{' '.join(inputs)}: give each array a different name, NAME=FILE.npy")
     if named:
         arrays = {name: BlockedTensor.from_files([path]) for name, path in named}
-        files, classes = writing.write_files(options.output, arrays, rows=rows, format=options.format), {}
+        files = writing.write_files(options.output, arrays, rows=rows, format=options.format)
+        classes = {}
     else:
-        dataset = _open([name for text in inputs for name in locations.file_names(text)], options.keys)
-        mixing: dict[str, Any] = {"shuffle": shuffle is not None, "shuffle_buffer": shuffle, "pools": 2}
+        dataset = _open(
+            [name for text in inputs for name in locations.file_names(text)], options.keys
+        )
+        mixing: dict[str, Any] = {
+            "shuffle": shuffle is not None,
+            "shuffle_buffer": shuffle,
+            "pools": 2,
+        }
         one: dict[str, Any] = {"seed": options.seed, "num_replicas": 1, "rank": 0}
         parts = PartialShuffleSampler(dataset, batch_size=rows, **mixing, **one)
-        files, classes = writing.write_parts(options.output, parts, format=options.format), dataset.classes
+        files = writing.write_parts(options.output, parts, format=options.format)
+        classes = dataset.classes
     print(f"{counted(len(files), 'file')} in {options.output.absolute()}")
     for name, values in classes.items():
-        print(f"classes of {name}: {', '.join(f'{number} is {value}' for number, value in enumerate(values))}")
+        print(
+            f"classes of {name}: "
+            f"{', '.join(f'{number} is {value}' for number, value in enumerate(values))}"
+        )
     return 0
 
 
 def _open(files: list[str], keys: Sequence[str] | None) -> FileDataset:
     dataset = FileDataset(files, keys=keys)
-    others = [name for name, field in (dataset.layout or {}).items() if not layout.is_supported(field)]
+    others = [
+        name for name, field in (dataset.layout or {}).items() if not layout.is_supported(field)
+    ]
     if others:
         raise ValueError(
-            f"{files[0]} holds no numbers in {layout.quote_names(others)}: name the arrays or columns to write "
-            "with --keys NAME,...; columns of strings become the numbers of their classes"
+            f"{files[0]} holds no numbers in {layout.quote_names(others)}: name the arrays or "
+            "columns to write with --keys NAME,...; columns of strings become the numbers of "
+            "their classes"
         )
     return dataset

@@ -1,7 +1,9 @@
-"""``compss-train doctor`` and ``configure``: check and configure what an engine needs, here and on nodes.
+"""``compss-train doctor`` and ``configure``: check and configure what an engine needs, here and on
+nodes.
 
-A check yields findings, with advice for what is missing. It never raises because something is missing, never blocks
-beyond a timeout, and never imports torch in this process: it is fast and works on a broken installation.
+A check yields findings, with advice for what is missing. It never raises because something is
+missing, never blocks beyond a timeout, and never imports torch in this process: it is fast and
+works on a broken installation.
 """
 
 import argparse
@@ -32,7 +34,9 @@ JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME
 SSH_TIMEOUT = 10.0
 """Seconds for a login, above ssh's own 5 for the connection."""
 PROBE_TIMEOUT = 90.0
-"""Seconds for the program on a node: the first import of torch from a shared disk of a cluster is slow."""
+"""Seconds for the program on a node: the first import of torch from a shared disk of a cluster is
+slow.
+"""
 
 # COMPSs's own ssh options, except that the list of known hosts stays unchanged.
 SSH = [
@@ -50,7 +54,11 @@ def doctor(options: argparse.Namespace) -> int:
     findings = examine(options)
     ready = all(finding.state != "missing" for finding in findings)
     if options.json:
-        print(json.dumps({"ready": ready, "findings": [vars(finding) for finding in findings]}, indent=2))
+        print(
+            json.dumps(
+                {"ready": ready, "findings": [vars(finding) for finding in findings]}, indent=2
+            )
+        )
     else:
         print(as_text(findings, options.engine))
     return 0 if ready else 1
@@ -63,11 +71,20 @@ def configure(options: argparse.Namespace) -> int:
         workers = configuration.host_nodes(options.hosts, options.units, options.gpus, first_port)
     else:
         # One more range of ports, after those of the workers, for the coordinator.
-        first_port = options.first_port or configuration.free_first_port(min(max(1, options.nodes), 254) + 1)
-        workers = configuration.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
-    configuration.write(options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir)
+        first_port = options.first_port or configuration.free_first_port(
+            min(max(1, options.nodes), 254) + 1
+        )
+        workers = configuration.loopback_nodes(
+            options.nodes, options.units, options.gpus, first_port
+        )
+    configuration.write(
+        options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir
+    )
     for node in workers:
-        print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
+        print(
+            f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to "
+            f"{node.last_port}"
+        )
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")
     return 0
 
@@ -100,7 +117,8 @@ def as_text(findings: Sequence[Finding], engine: str) -> str:
     """Return one line per finding, and a last line with the verdict."""
     width = max(len(finding.name) for finding in findings)
     lines = [
-        f"{finding.state:8} {finding.name:{width}}  {finding.found}" + (finding.advice and f"; {finding.advice}")
+        f"{finding.state:8} {finding.name:{width}}  {finding.found}"
+        + (finding.advice and (f"; {finding.advice}"))
         for finding in findings
     ]
     if missing := [finding.name for finding in findings if finding.state == "missing"]:
@@ -122,17 +140,21 @@ def check_pycompss() -> Iterator[Finding]:
 
     Its compiled extension fits a single version of Python: a common cause of failures.
     """
-    spec, folder = util.find_spec("pycompss"), configuration.presumed_home() / "Bindings/python/3"
+    spec = util.find_spec("pycompss")
+    folder = configuration.presumed_home() / "Bindings/python/3"
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent.parent
     found = f"{installed_version('pycompss') or 'the binding'} in {folder}"
-    extensions, suffix = [path.name for path in folder.glob("compss*.so")], sysconfig.get_config_var("EXT_SUFFIX")
+    extensions = [path.name for path in folder.glob("compss*.so")]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
     if not (folder / "pycompss").is_dir():
         advice = f"it comes with COMPSs, only the compss engine needs it: {COMPSS_DOCS}"
         yield Finding("pycompss", "missing", "not importable", advice)
     elif extensions and not any(name.endswith((suffix, ".abi3.so")) for name in extensions):
         built = f"{found}, compiled as {extensions[0]}"
-        yield Finding("pycompss", "missing", built, f"use that Python, or build COMPSs for {suffix}")
+        yield Finding(
+            "pycompss", "missing", built, (f"use that Python, or build COMPSs for {suffix}")
+        )
     else:
         yield Finding("pycompss", "ok", found)
 
@@ -140,30 +162,44 @@ def check_pycompss() -> Iterator[Finding]:
 def check_compss_home() -> Iterator[Finding]:
     """Look for the folder that COMPSs is installed in."""
     home = configuration.compss_home()
-    advice = f"export COMPSS_HOME={configuration.DEFAULT_HOME}, or the folder where COMPSs is installed"
+    advice = (
+        f"export COMPSS_HOME={configuration.DEFAULT_HOME}, or the folder where COMPSs is installed"
+    )
     if home is None:
         yield Finding("COMPSS_HOME", "missing", "not set", advice)
     elif not (home / "Runtime").is_dir():
         yield Finding("COMPSS_HOME", "missing", f"{home}, which has no Runtime folder", advice)
     else:
-        yield Finding("COMPSS_HOME", "ok", str(home) if "COMPSS_HOME" in os.environ else f"not set, but {home}")
+        yield Finding(
+            "COMPSS_HOME",
+            "ok",
+            str(home) if "COMPSS_HOME" in os.environ else (f"not set, but {home}"),
+        )
 
 
 def check_java() -> Iterator[Finding]:
     """Run Java as COMPSs does: that of ``JAVA_HOME``, or the one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     if not home:
-        yield Finding("JAVA_HOME", "warning", "not set", "set it to a JDK, whose libjvm.so COMPSs loads")
+        yield Finding(
+            "JAVA_HOME", "warning", "not set", ("set it to a JDK, whose libjvm.so COMPSs loads")
+        )
     result = run_program([f"{home}/bin/java" if home else "java", "-version"])
     yield verdict("java", result.code == 0, result.first_line, JAVA_ADVICE)
 
 
 def check_runcompss() -> Iterator[Finding]:
-    """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup works."""
+    """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup
+    works.
+    """
     path = shutil.which("runcompss")
     if path is None:
         scripts = configuration.presumed_home() / "Runtime/scripts/user"
-        advice = f'export PATH="{scripts}:$PATH"' if scripts.is_dir() else f"install COMPSs: {COMPSS_DOCS}"
+        advice = (
+            f'export PATH="{scripts}:$PATH"'
+            if scripts.is_dir()
+            else (f"install COMPSs: {COMPSS_DOCS}")
+        )
         yield Finding("runcompss", "missing", "not on the PATH", advice)
         return
     result = run_program([path, "--version"])
@@ -175,14 +211,18 @@ def check_runcompss() -> Iterator[Finding]:
 def _read(
     name: str, path: Path | None, read: Callable[[Path], Mapping[str, T]], findings: list[Finding]
 ) -> Mapping[str, T]:
-    """Return the nodes of one of COMPSs's two XML files, and add the finding about it; empty without a path."""
+    """Return the nodes of one of COMPSs's two XML files, and add the finding about it; empty
+    without a path.
+    """
     nodes: Mapping[str, T] = {}
     try:
         if path is not None:
             nodes = read(path)
             findings.append(Finding(name, "ok", f"{path}: {', '.join(nodes) or 'no nodes'}"))
     except configuration.UNREADABLE as error:
-        findings.append(Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one"))
+        findings.append(
+            Finding(name, "missing", f"{path}: {error}", ("compss-train configure writes one"))
+        )
     return nodes
 
 
@@ -196,16 +236,20 @@ def check_resources(declared: Mapping[str, Node]) -> Iterator[Finding]:
 
 def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
     """Compare what is declared of a node with its logical cores, physical cores and GPUs."""
-    name, found = f"units of {node.name}", f"{node.cpus} declared, {physical} cores"
+    name = f"units of {node.name}"
+    found = f"{node.cpus} declared, {physical} cores"
     advice = f"compss-train configure --units {physical}"
     if node.cpus > logical:
         binding = "COMPSs binds each unit to a core, and tasks beyond the cores die"
-        yield Finding(name, "missing", found, f"{binding}: {advice}, or runcompss --cpu_affinity=disabled")
+        yield Finding(
+            name, "missing", found, (f"{binding}: {advice}, or runcompss --cpu_affinity=disabled")
+        )
     elif node.cpus > physical:
         yield Finding(name, "warning", found, f"two units on one core slow each other: {advice}")
     else:
         yield Finding(name, "ok", found)
-    name, found = f"GPUs of {node.name}", f"{node.gpus} declared, {gpus} found"
+    name = f"GPUs of {node.name}"
+    found = f"{node.gpus} declared, {gpus} found"
     if node.gpus > gpus:
         yield Finding(name, "missing", found, f"compss-train configure --gpus {gpus}")
     elif gpus:
@@ -215,7 +259,10 @@ def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[F
 def _check_ssh(node: str) -> Finding:
     """Check that a login on the node works without a password."""
     result = run_program([*SSH, node, "true"], SSH_TIMEOUT)
-    advice = f"COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then ssh-copy-id {node}"
+    advice = (
+        "COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then "
+        f"ssh-copy-id {node}"
+    )
     found = "without a password" if result.code == 0 else result.first_line
     return verdict(f"ssh to {node}", result.code == 0, found, advice)
 
@@ -228,8 +275,11 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
     yield (login := _check_ssh(node))
     if login.state == "missing":
         return
-    # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the remote command line.
-    result = run_program([*SSH, node, "exec", shlex.quote(python), "-"], PROBE_TIMEOUT, stdin=probe_program(folder))
+    # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the
+    # remote command line.
+    result = run_program(
+        [*SSH, node, "exec", shlex.quote(python), "-"], PROBE_TIMEOUT, stdin=probe_program(folder)
+    )
     try:
         answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
     except (IndexError, ValueError):
@@ -237,28 +287,39 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
         advice = "install Python there under the same path, or name another with --python"
         yield Finding(f"Python on {node}", "missing", found, advice)
         return
-    here = {"python": platform.python_version(), "torch": installed_version("torch"), "compss_train": __version__}
+    here = {
+        "python": platform.python_version(),
+        "torch": installed_version("torch"),
+        "compss_train": __version__,
+    }
     for name, version in here.items():
-        label, there = f"{name} on {node}", answer[name]
+        label = f"{name} on {node}"
+        there = answer[name]
         if there is None:
             advice = "install it there, or put it on a shared disk and name that with --pythonpath"
             yield Finding(label, "missing", f"not importable ({answer['problems'][name]})", advice)
             continue
         same = _significant(name, there) == _significant(name, version or "")
         found = there if same else f"{there}, but {version} here"
-        yield verdict(label, same, found, "tasks are sent as pickles: use the same version on all nodes")
+        yield verdict(
+            label, same, found, ("tasks are sent as pickles: use the same version on all nodes")
+        )
     found = str(folder) if answer["compss"] else f"not in {folder}"
     advice = "install it there or correct InstallDir in project.xml"
     yield verdict(f"COMPSs on {node}", answer["compss"], found, advice)
     if not answer["java"]:
         found = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
-        yield Finding(f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc")
+        yield Finding(
+            f"java on {node}", "missing", found, ("install a JDK, or export JAVA_HOME in ~/.bashrc")
+        )
     if declared and not is_local(node):
         yield from judge_node(declared, answer["cpus"], answer["cpus"], answer["gpus"])
 
 
 def _significant(name: str, version: str) -> str:
-    """Return the part that must agree: Python's first two numbers, a package's version without ``+cpu``."""
+    """Return the part that must agree: Python's first two numbers, a package's version without
+    ``+cpu``.
+    """
     return ".".join(version.split(".")[:2]) if name == "python" else version.split("+")[0]
 
 
@@ -282,6 +343,8 @@ print(json.dumps(answer))
 
 
 def probe_program(folder: Path) -> str:
-    """Return the Python program that examines a node, with COMPSs in this folder, and prints JSON."""
+    """Return the Python program that examines a node, with COMPSs in this folder, and prints
+    JSON.
+    """
     starter = folder / "Runtime/scripts/system/adaptors/nio/persistent_worker.sh"
     return PROBE.format(package_root=str(Path(__file__).parents[2]), starter=str(starter))

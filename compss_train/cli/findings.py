@@ -14,7 +14,8 @@ TIMEOUT = 20.0
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: its name, state, what was found, and how to fix it if something is wrong.
+    """The result of one check: its name, state, what was found, and how to fix it if something is
+    wrong.
 
     ``missing``: the engine cannot run. ``warning``: it may fail or be slow.
     """
@@ -32,7 +33,9 @@ def verdict(name: str, ready: bool, found: str, advice: str) -> Finding:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed out."""
+    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed
+    out.
+    """
 
     code: int | None
     output: str
@@ -40,11 +43,17 @@ class ProgramResult:
     @property
     def first_line(self) -> str:
         """The first line that is not blank."""
-        return next((line.strip() for line in self.output.splitlines() if line.strip()), "no answer")
+        return next(
+            (line.strip() for line in self.output.splitlines() if line.strip()), ("no answer")
+        )
 
 
-def run_program(command: Sequence[str], timeout: float | None = None, stdin: str = "") -> ProgramResult:
-    """Run a program and return its result; kill it and all its children after ``timeout`` seconds."""
+def run_program(
+    command: Sequence[str], timeout: float | None = None, stdin: str = ""
+) -> ProgramResult:
+    """Run a program and return its result; kill it and all its children after ``timeout``
+    seconds.
+    """
     seconds = TIMEOUT if timeout is None else timeout
     try:
         process = subprocess.Popen(
@@ -68,7 +77,9 @@ def run_program(command: Sequence[str], timeout: float | None = None, stdin: str
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it, or ``None`` if it is not installed."""
+    """Return the version of an installed package without importing it, or ``None`` if it is not
+    installed.
+    """
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

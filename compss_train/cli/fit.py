@@ -1,4 +1,6 @@
-"""``compss-train fit``: trains as a TOML file says, and prints its keys, the plan of a run and its results."""
+"""``compss-train fit``: trains as a TOML file says, and prints its keys, the plan of a run and its
+results.
+"""
 
 import argparse
 import json
@@ -39,7 +41,9 @@ def fit(options: argparse.Namespace) -> int:
         return 0
     if options.file is None:
         raise ValueError("name a TOML file; compss-train fit --example prints one to start with")
-    run_file = run_files.read_run_file(options.file, options.settings, "compss-train fit --example prints one")
+    run_file = run_files.read_run_file(
+        options.file, options.settings, ("compss-train fit --example prints one")
+    )
     with trust.working_directory(run_file):
         run = training.prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
         return _dry_run(run) if options.dry_run else _train(run, show_traceback=options.traceback)
@@ -51,7 +55,9 @@ def _dry_run(run: training.TrainingRun) -> int:
         try:
             trainer.check_fit(**run.arguments)
         except Exception as error:  # the network and other code of the user may raise any kind
-            message = run_files.append_notes(f"the fit would fail: {run_files.format_exception(error)}", error)
+            message = run_files.append_notes(
+                (f"the fit would fail: {run_files.format_exception(error)}"), error
+            )
             print(f"compss-train fit: {message}", file=sys.stderr)
             return 2
     print(plan)
@@ -74,7 +80,13 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
         else:
             lines[0] += "; --traceback shows where it failed"
         if isinstance(error, ModuleNotFoundError):
-            lines.insert(0, f"Workers of COMPSs find modules by a flag: runcompss --pythonpath={run.file.home}")
+            lines.insert(
+                0,
+                (
+                    "Workers of COMPSs find modules by a flag: runcompss "
+                    f"--pythonpath={run.file.home}"
+                ),
+            )
         message = run_files.append_notes(run_files.format_exception(error), error, *lines)
         print(f"compss-train fit: training failed: {message}", file=sys.stderr)
         return FAILED
@@ -85,7 +97,9 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
 def spirals(
     samples: int = 3000, classes: int = 3, noise: float = 0.1, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the data of ``example.toml``: points on arms of a spiral, (samples, 2), and their arms, (samples,)."""
+    """Return the data of ``example.toml``: points on arms of a spiral, (samples, 2), and their
+    arms, (samples,).
+    """
     random = np.random.default_rng(seed)
     arm = random.integers(classes, size=samples)
     along = random.uniform(size=samples)
@@ -94,7 +108,9 @@ def spirals(
 
 
 def format_keys() -> str:
-    """Return all keys of all sections, with their defaults, and the types that they have in Python."""
+    """Return all keys of all sections, with their defaults, and the types that they have in
+    Python.
+    """
     call = {objects.CALL: Parameter("name", Parameter.KEYWORD_ONLY, annotation='"module:name"')}
     function = {**call, "blocks": data.ARRAYS["blocks"]}
     fraction = Parameter(data.FRACTION, Parameter.KEYWORD_ONLY, annotation=float)
@@ -120,7 +136,11 @@ def format_keys() -> str:
         for name, key in keys.items():
             value = json.dumps(objects.NONE if key.default is None else key.default, default=str)
             default = "(required)" if key.default is Parameter.empty else f"= {value}"
-            takes = key.annotation if isinstance(key.annotation, str) else formatannotation(key.annotation)
+            takes = (
+                key.annotation
+                if isinstance(key.annotation, str)
+                else formatannotation(key.annotation)
+            )
             lines.append(f"  {name} {default}".ljust(40) + f"# {MODULES.sub('', takes)}")
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
@@ -128,7 +148,8 @@ def format_keys() -> str:
 
 def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     """Return what a run would do, for ``--dry-run``."""
-    net, given = trainer.model(), run.arguments
+    net = trainer.model()
+    given = run.arguments
     fitted = {name: value for name, value in run.file.section("fit").items() if name != "callbacks"}
     validation = given.get("validation_data")
     parameters = sum(parameter.numel() for parameter in net.parameters())
@@ -137,7 +158,9 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     plan = {
         "network": f"{type(net).__name__}, {parameters:,} parameters",
         "data": _format_size(trainer.num_workers, given["x"], given["y"]),
-        "validation": "none" if validation is None else _format_size(trainer.num_workers, *validation),
+        "validation": "none"
+        if validation is None
+        else _format_size(trainer.num_workers, *validation),
         "workers": f"{trainer.num_workers} ({engine}), {counted(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),
         "build": _format_options(run.file.section("build")),
@@ -151,7 +174,8 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
 
 
 def _format_size(num_workers: int, x: Any, y: Any) -> str:
-    source, part = as_data_source(x, y, num_workers), "file" if isinstance(x, FileDataset) else "block"
+    source = as_data_source(x, y, num_workers)
+    part = "file" if isinstance(x, FileDataset) else "block"
     return f"{counted(source.number_samples, 'sample')} in {counted(len(source.sizes), part)}"
 
 
@@ -163,10 +187,16 @@ def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> 
     """Return the last metrics of a run, why it has stopped, and its files."""
     lines = []
     if history := trainer.history:
-        counts = [(history[-1]["epoch"], "epoch"), (len(history), "round"), (trainer.num_workers, "worker")]
+        counts = [
+            (history[-1]["epoch"], "epoch"),
+            (len(history), "round"),
+            (trainer.num_workers, "worker"),
+        ]
         epochs, rounds, workers = (counted(*each) for each in counts)
         seconds = sum(record["seconds"] for record in history)
-        lines.append(f"{epochs} in {rounds}, {workers}, {seconds:,.1f} s: {format_metrics(history[-1])}")
+        lines.append(
+            f"{epochs} in {rounds}, {workers}, {seconds:,.1f} s: {format_metrics(history[-1])}"
+        )
     if (reason := trainer.stopped) is not None:
         lines.append(f"stopped: {reason}")
     names = ", ".join(path.name for path in folder.existing_files())
@@ -187,7 +217,11 @@ def _format_interrupted(run: training.TrainingRun) -> str:
 
 def format_metrics(record: dict[str, Any]) -> str:
     """Return the losses and metrics of a record that are single numbers."""
-    numbers = {name: record[name] for name in measured_names(record) if isinstance(record[name], int | float)}
+    numbers = {
+        name: record[name]
+        for name in measured_names(record)
+        if isinstance(record[name], int | float)
+    }
     return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in numbers.items())
 
 

@@ -42,32 +42,43 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Write the outputs and print their number."""
-    files, target = [locations.absolute(name) for name in options.input], options.output.absolute()
+    files = [locations.absolute(name) for name in options.input]
+    target = options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
-        raise ValueError(f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}")
+        raise ValueError(
+            f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}"
+        )
     if options.ids is not None and target.suffix not in TABLE_SUFFIXES:
-        raise ValueError(f"--ids {options.ids}: only {' and '.join(TABLE_SUFFIXES)} files have rows that it names")
+        raise ValueError(
+            f"--ids {options.ids}: only {' and '.join(TABLE_SUFFIXES)} files have "
+            "rows that it names"
+        )
     if target.suffix == ".parquet":
         import_pyarrow()  # or say at once that it is missing
     check_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file, x=options.x)
         if options.ids is None:
-            ids = "sample", [name for block in samples.blocks.values() for name in block.row_names()]
+            ids = (
+                "sample",
+                [name for block in samples.blocks.values() for name in block.row_names()],
+            )
         else:
             ids = options.ids, _ids(samples, options.ids)
         with _rejected_samples("predicted"):
             output = trainer.predict(samples)
     if not isinstance(output, np.ndarray):
         raise ValueError(
-            f"the outputs are {losses.kind_of(output)}, and a file holds one array: let the network return one, or "
-            f"predict in Python, compss_train.load({str(options.run)!r})(x)"
+            f"the outputs are {losses.kind_of(output)}, and a file holds one array: let the "
+            "network return one, or predict in Python, "
+            f"compss_train.load({str(options.run)!r})(x)"
         )
     if options.classes:
         if output.shape[1:2] in ((), (1,)):
             raise ValueError(
-                f"--classes: the outputs have the shape {output.shape}, a single one for each sample, which is no "
-                "class; leave --classes out, and compare them with a threshold"
+                f"--classes: the outputs have the shape {output.shape}, a single one for each "
+                "sample, which is no class; leave --classes out, and compare them with a "
+                "threshold"
             )
         output = output.argmax(axis=1)
     with atomic_path(target) as path:
@@ -84,8 +95,11 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _ids(samples: FileDataset, name: str) -> list[Any]:
-    """Return the values of a column of tables, or of an array; raise ``BadFileError`` if a file lacks it."""
-    reader, ids = samples.reader, []
+    """Return the values of a column of tables, or of an array; raise ``BadFileError`` if a file
+    lacks it.
+    """
+    reader = samples.reader
+    ids = []
     for path, rows in {block.path: block.file_rows for block in samples.blocks.values()}.items():
         with reading.bad_file_errors(path):
             if isinstance(reader, readers.TableReader):
@@ -98,17 +112,31 @@ def _ids(samples: FileDataset, name: str) -> list[Any]:
 
 
 def _write_table(
-    path: Path, ids: tuple[str, list[Any]], output: np.ndarray[Any, Any], classes: Sequence[Any], *, labelled: bool
+    path: Path,
+    ids: tuple[str, list[Any]],
+    output: np.ndarray[Any, Any],
+    classes: Sequence[Any],
+    *,
+    labelled: bool,
 ) -> None:
-    """Write a row for each sample: what identifies it, and its outputs, or the class if these are ``labelled``."""
-    (name, of_samples), rows = ids, output.reshape(len(output), -1)
-    named = classes if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
+    """Write a row for each sample: what identifies it, and its outputs, or the class if these are
+    ``labelled``.
+    """
+    (name, of_samples) = ids
+    rows = output.reshape(len(output), -1)
+    named = (
+        classes if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
+    )
     header = list(map(str, named))
     if labelled and output.ndim == 1 and classes:
         others = [f"output {n}" for n in range(len(classes), int(rows.max()) + 1)]
-        header, rows = ["class"], np.take([*classes, *others], rows)
+        header = ["class"]
+        rows = np.take([*classes, *others], rows)
     if name in header:
-        raise ValueError(f"--ids {name}: a column of the outputs has this name; name another column, or write .npy")
+        raise ValueError(
+            f"--ids {name}: a column of the outputs has this name; name another "
+            "column, or write .npy"
+        )
     if path.suffix == ".parquet":
         columns = import_pyarrow().table([of_samples, *rows.T], names=[name, *header])
         import_pyarrow("pyarrow.parquet").write_table(columns, path)
@@ -120,38 +148,46 @@ def _write_table(
 
 
 def load(
-    path: str | os.PathLike[str], net: nn.Module | None = None, *, best: bool = False, trust: bool = False
+    path: str | os.PathLike[str],
+    net: nn.Module | None = None,
+    *,
+    best: bool = False,
+    trust: bool = False,
 ) -> nn.Module:
     """Return a trained network in evaluation mode, on the CPU, for inference in another program.
 
-    Nothing is unpickled, and checksums are verified. A ``transform`` of ``build`` is not part of the network.
+    Nothing is unpickled, and checksums are verified. A ``transform`` of ``build`` is not part of
+    the network.
 
     Parameters
     ----------
     path:
-        A file of ``trainer.save`` (``.safetensors``, ``.npz``) or of a state_dict (``.pt``, ``.pth``), or the
-        folder of a ``Checkpoint``, whose newest good one is taken, also ``"s3://..."``; or, without ``net``, the
-        folder of a run of ``compss-train fit``.
+        A file of ``trainer.save`` (``.safetensors``, ``.npz``) or of a state_dict (``.pt``,
+        ``.pth``), or the folder of a ``Checkpoint``, whose newest good one is taken, also
+        ``"s3://..."``; or, without ``net``, the folder of a run of ``compss-train fit``.
     net:
-        A network of the same structure, which gets the parameters and is returned. ``None`` (default) makes the
-        network of the run, for which its modules are imported; a line on standard error names them.
+        A network of the same structure, which gets the parameters and is returned. ``None``
+        (default) makes the network of the run, for which its modules are imported; a line on
+        standard error names them.
     best:
         For a run: the parameters of its best checkpoint instead of the final ones.
     trust:
         For a run: do not name its modules, and import them also if they belong to another user.
 
-    Raises ``ValueError`` for a network of another structure, ``BadFileError`` for a damaged file, and
-    ``FileNotFoundError``.
+    Raises ``ValueError`` for a network of another structure, ``BadFileError`` for a damaged file,
+    and ``FileNotFoundError``.
     """
     if net is not None:
         with checkpoints.local_copy(path) as local:
-            content = checkpoints.read_latest_checkpoint(local, warn=True)[1] if local.is_dir() else {}
+            content = (
+                checkpoints.read_latest_checkpoint(local, warn=True)[1] if local.is_dir() else {}
+            )
             parameters.load_into(net, content.get("parameters") or parameters.load(local))
         return net.eval()
     if locations.is_remote(os.fspath(path)) or Path(path).is_file():
         raise TypeError(
-            f"load({Path(path).name!r}) needs the network, too: give load(path, net); only a folder that "
-            "compss-train fit wrote on this machine names its network"
+            f"load({Path(path).name!r}) needs the network, too: give load(path, net); only a "
+            "folder that compss-train fit wrote on this machine names its network"
         )
     with torch.random.fork_rng(devices=()):  # a run seeds torch before it makes its network
         options = argparse.Namespace(run=Path(path), settings=(), trust=trust, best=best)
@@ -160,24 +196,30 @@ def load(
 
 
 @contextmanager
-def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, DistributedTrainer]]:
-    """Yield the file of the run in a folder, and its trainer with the final parameters, or the best ones.
+def _open_run(
+    options: argparse.Namespace,
+) -> Iterator[tuple[run_files.RunFile, DistributedTrainer]]:
+    """Yield the file of the run in a folder, and its trainer with the final parameters, or the best
+    ones.
 
-    A killed run provides the parameters of its last checkpoint. In the block, the current folder is the run's
-    home. Unless the run is trusted, the modules that its file imports are named before, and another user's file is
-    an error. Raises ``RunFileError`` if the run has saved no parameters.
+    A killed run provides the parameters of its last checkpoint. In the block, the current folder is
+    the run's home. Unless the run is trusted, the modules that its file imports are named before,
+    and another user's file is an error. Raises ``RunFileError`` if the run has saved no parameters.
     """
     hint = "give the folder that compss-train fit printed at its end"
     file = run_files.read_run_file(options.run, options.settings, hint)
     trust.check_trust(file, trusted=options.trust)
-    folder, errors = run_files.RunFolder(file.path.parent), run_files.Errors()
+    folder = run_files.RunFolder(file.path.parent)
+    errors = run_files.Errors()
     with trust.working_directory(file):
         trainer = training.read_trainer(file, errors)
         errors.check(file.path)
         if not options.best and folder.parameters.exists():
             final = parameters.load(folder.parameters)
             if folder.sha256() not in (None, saved_state.sha256_of(final)):
-                reason = f"does not hold the parameters whose SHA-256 is in {folder.state_file.name}"
+                reason = (
+                    f"does not hold the parameters whose SHA-256 is in {folder.state_file.name}"
+                )
                 raise BadFileError(str(folder.parameters), reason)
             trainer.set_parameters(final)
         elif folder.checkpoints.is_dir():
@@ -207,28 +249,42 @@ def _validation_data(file: run_files.RunFile, trainer: DistributedTrainer) -> da
 
 @contextmanager
 def _rejected_samples(verb: str) -> Iterator[None]:
-    """Convert errors that a network raises into a ``ValueError``: these samples cannot be ``verb``, and why."""
+    """Convert errors that a network raises into a ``ValueError``: these samples cannot be ``verb``,
+    and why.
+    """
     try:
         yield
     except (RuntimeError, ArithmeticError, LookupError) as error:
-        raise ValueError(run_files.append_notes(f"these samples cannot be {verb}: {error}", error)) from error
+        raise ValueError(
+            run_files.append_notes(f"these samples cannot be {verb}: {error}", error)
+        ) from error
 
 
-def read_pair(names: Sequence[str], run_file: run_files.RunFile, x: Sequence[str] = ()) -> data.Dataset:
-    """Return x and y: two ``.npy`` files, or files that hold both under the array names of ``[data]``, or ``x``."""
+def read_pair(
+    names: Sequence[str], run_file: run_files.RunFile, x: Sequence[str] = ()
+) -> data.Dataset:
+    """Return x and y: two ``.npy`` files, or files that hold both under the array names of
+    ``[data]``, or ``x``.
+    """
     if not all(name.endswith(".npy") for name in names):
         return data.Dataset(read_samples(names, run_file, x=x, targets=True))
     if len(names) != 2:
         raise ValueError(
-            f"{names[0]} is x alone: name one other .npy file, y; the same one if samples are their own targets"
+            f"{names[0]} is x alone: name one other .npy file, y; the same one if samples are "
+            "their own targets"
         )
     return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
 
 
 def read_samples(
-    names: Sequence[str], run_file: run_files.RunFile, *, x: Sequence[str] = (), targets: bool = False
+    names: Sequence[str],
+    run_file: run_files.RunFile,
+    *,
+    x: Sequence[str] = (),
+    targets: bool = False,
 ) -> FileDataset:
-    """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed.
+    """Return files that hold x, and with ``targets`` y; a single array is x if no targets are
+    needed.
 
     ``x`` names an array, or several columns, in place of what ``[data]`` says.
     """
@@ -242,8 +298,9 @@ def read_samples(
     coded = [name for name in dataset.classes if name not in named.get("classes", {})]
     if coded and isinstance(dataset.reader, readers.TableReader):
         raise ValueError(
-            f"{files[0]} holds strings in {coded[0]!r}, and the run does not say which classes these were in "
-            f"training: --set \"data.classes={{{coded[0]}=['a', 'b']}}\" names them in the order of their codes"
+            f"{files[0]} holds strings in {coded[0]!r}, and the run does not say which classes "
+            f"these were in training: --set \"data.classes={{{coded[0]}=['a', 'b']}}\" names "
+            "them in the order of their codes"
         )
     arrays = list(dataset.layout or ())
     if len(arrays) == 1 and not x and not (targets and dataset.y):
@@ -251,6 +308,8 @@ def read_samples(
     try:
         dataset.training_keys(targets=targets)
     except ValueError as error:
-        hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x, or --x"
+        hint = (
+            "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x, or --x"
+        )
         raise ValueError(f"{error}. For a run: {hint}; else rename the array") from error
     return dataset

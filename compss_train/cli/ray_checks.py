@@ -1,4 +1,6 @@
-"""Checks of ``compss-train doctor --engine ray``: Ray's version, the cluster's address, its links and nodes."""
+"""Checks of ``compss-train doctor --engine ray``: Ray's version, the cluster's address, its links
+and nodes.
+"""
 
 import json
 import os
@@ -46,14 +48,19 @@ for node, ref in zip(nodes, asked):
 """
 """The program that joins the cluster at the address in the environment, as the engine does.
 
-Prints a problem; or the milliseconds between the pings that Ray sends from here, and what each node has.
+Prints a problem; or the milliseconds between the pings that Ray sends from here, and what each node
+has.
 """
 
 
 def check_ray() -> Iterator[Finding]:
-    """Check that Ray is installed, that a cluster answers, and that its nodes can import ``compss_train``."""
+    """Check that Ray is installed, that a cluster answers, and that its nodes can import
+    ``compss_train``.
+    """
     version = installed_version("ray")
-    yield verdict("ray", version is not None, version or "not installed", "pip install 'compss_train[ray]'")
+    yield verdict(
+        "ray", version is not None, version or "not installed", ("pip install 'compss_train[ray]'")
+    )
     if version is None:
         return
     if not (address := os.environ.get("RAY_ADDRESS")):
@@ -67,15 +74,23 @@ def check_ray() -> Iterator[Finding]:
         yield Finding("RAY_ADDRESS", "missing", found)
         return
     yield Finding("RAY_ADDRESS", "ok", address)
-    yield check_keepalive(here["keepalive"], [node["keepalive"] for node in nodes if "keepalive" in node])
+    yield check_keepalive(
+        here["keepalive"], [node["keepalive"] for node in nodes if "keepalive" in node]
+    )
     for node in nodes:
-        name, found = f"node {node['name']}", f"{node['CPU']} CPUs, {node['GPU']} GPUs"
+        name = f"node {node['name']}"
+        found = f"{node['CPU']} CPUs, {node['GPU']} GPUs"
         advice = "install the same compss_train on every node"
         if "error" in node:
-            yield Finding(name, "missing", f"{found}, cannot import compss_train: {node['error']}", advice)
+            yield Finding(
+                name, "missing", (f"{found}, cannot import compss_train: {node['error']}"), advice
+            )
         elif node["version"] != __version__:
             yield Finding(
-                name, "warning", f"{found}, compss_train {node['version']} instead of {__version__}", advice
+                name,
+                "warning",
+                (f"{found}, compss_train {node['version']} instead of {__version__}"),
+                advice,
             )
         else:
             yield Finding(name, "ok", found)
@@ -84,12 +99,18 @@ def check_ray() -> Iterator[Finding]:
 def check_keepalive(here: int, there: Sequence[int]) -> Finding:
     """Compare the milliseconds between pings that the program (``here``) and the nodes have.
 
-    A server of Ray's closes connections on which pings come more often than it would send them itself, and more
-    often than once a minute.
+    A server of Ray's closes connections on which pings come more often than it would send them
+    itself, and more often than once a minute.
     """
     name = f"RAY_{KEEPALIVE}"
     if {*there} <= {here}:
         return Finding(name, "ok", f"{here:,} ms here and on all nodes that answer")
-    found = f"{here:,} ms here, {' and '.join(f'{each:,}' for each in sorted({*there}))} ms on the nodes"
-    advice = "where they differ, tasks of more than a minute die: unset it, or set it for all with --system-config"
+    found = (
+        f"{here:,} ms here, {' and '.join(f'{each:,}' for each in sorted({*there}))} ms on "
+        "the nodes"
+    )
+    advice = (
+        "where they differ, tasks of more than a minute die: unset it, or set it for all "
+        "with --system-config"
+    )
     return Finding(name, "missing", found, f"{advice} of ray start --head")

@@ -1,4 +1,6 @@
-"""``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of runs say."""
+"""``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of
+runs say.
+"""
 
 import argparse
 import json
@@ -22,7 +24,9 @@ def report(options: argparse.Namespace) -> int:
     """Write the page and print its path."""
     path, history = read_history(options.run)
     folder = RunFolder(path.parent)
-    output = options.output or (folder.report if folder.run_file.exists() else path.with_suffix(".html"))
+    output = options.output or (
+        folder.report if folder.run_file.exists() else path.with_suffix(".html")
+    )
     html.check_name(output)
     html.write(output, history, read_configuration(path), status=folder.state())
     print(f"{formatting.counted(len(history), 'round')} reported in {output}")
@@ -39,8 +43,11 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the table; write a page if the named file ends in .html, else an image, and print its path."""
-    found, output = [(path, *read_history(path)) for path in options.runs], options.output
+    """Print the table; write a page if the named file ends in .html, else an image, and print its
+    path.
+    """
+    found = [(path, *read_history(path)) for path in options.runs]
+    output = options.output
     compared = [_compared(path, history, read_configuration(file)) for path, file, history in found]
     print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
@@ -60,14 +67,23 @@ def runs(options: argparse.Namespace) -> int:
     """Print a line for each run in the folder and its subfolders of any depth, by name."""
     files = sorted(options.folder.rglob("history.jsonl"))
     if not files:
-        raise FileNotFoundError(f"{options.folder}: this folder has no runs; name the one that holds their folders")
-    rows = [comparison.comparison_table([_compared(file.parent, History.load(file), {})])[0] for file in files]
-    lasts = [{name: cell for name, cell in row.items() if not name.startswith("best ")} for row in rows]
+        raise FileNotFoundError(
+            f"{options.folder}: this folder has no runs; name the one that holds their folders"
+        )
+    rows = [
+        comparison.comparison_table([_compared(file.parent, History.load(file), {})])[0]
+        for file in files
+    ]
+    lasts = [
+        {name: cell for name, cell in row.items() if not name.startswith("best ")} for row in rows
+    ]
     print(_format_table(lasts))
     return 0
 
 
-def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> comparison.ComparedRun:
+def _compared(
+    path: Path, history: History, configuration: Mapping[str, Any]
+) -> comparison.ComparedRun:
     folder = RunFolder(path)
     file = folder.run_file
     state = folder.state() or ("unknown" if file.exists() else "")
@@ -78,7 +94,9 @@ def _compared(path: Path, history: History, configuration: Mapping[str, Any]) ->
 
 
 def _format_table(rows: Sequence[Mapping[str, str]], *, fit: bool = False) -> str:
-    """Return rows as aligned columns, each with its name; with ``fit`` as lines if only these fit the terminal."""
+    """Return rows as aligned columns, each with its name; with ``fit`` as lines if only these fit
+    the terminal.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
     cells = [[formatting.printable(cell) for cell in line] for line in lines]
@@ -104,12 +122,24 @@ def advise(options: argparse.Namespace) -> int:
         seconds = rounds[workers] = training + others
         mark = "*" if (workers, processes) == (cost.workers, cost.processes) else " "
         share = f"{records.per_second(others, seconds):.0%}"
-        cells = formatting.number(seconds), formatting.speed(records.per_second(cost.samples, seconds)), share
+        cells = (
+            formatting.number(seconds),
+            formatting.speed(records.per_second(cost.samples, seconds)),
+            share,
+        )
         lines.append([f"{workers}{mark}", *cells])
-    best = next(workers for workers, seconds in rounds.items() if seconds <= WORTH * min(rounds.values()))
-    print(f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} samples a round\n")
+    best = next(
+        workers for workers, seconds in rounds.items() if seconds <= WORTH * min(rounds.values())
+    )
+    print(
+        f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} "
+        "samples a round\n"
+    )
     print("\n".join(formatting.columns(lines, str.rjust)), "* measured", sep="\n", end="\n\n")
-    print(f"Fastest for the same samples, or nearly, where {processes} train at a time: {best} workers.")
+    print(
+        f"Fastest for the same samples, or nearly, where {processes} train at a time: {best} "
+        "workers."
+    )
     print("Not in these numbers: more workers need more epochs to the same accuracy.")
     return 0
 
@@ -117,7 +147,8 @@ def advise(options: argparse.Namespace) -> int:
 def read_history(path: Path) -> tuple[Path, History]:
     """Return the history in a file of JSON lines or in a run's folder, after the path of the file.
 
-    Raises ``ValueError`` for an empty history, ``BadFileError`` and ``OSError`` for a file that cannot be read.
+    Raises ``ValueError`` for an empty history, ``BadFileError`` and ``OSError`` for a file that
+    cannot be read.
     """
     file = RunFolder(path).history if path.is_dir() else path
     history = History.load(file)

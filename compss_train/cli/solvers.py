@@ -19,8 +19,8 @@ LIBRARIES = ("libcompss_train.a", "libmelissa.a", "libmelissa_api.a")
 def send(options: argparse.Namespace) -> int:
     """Send samples from standard input, or from a solver's output, until it ends or training does.
 
-    Raises ``ValueError`` for another number of samples than ``options.samples``, and ``ChildProcessError`` if the
-    solver fails.
+    Raises ``ValueError`` for another number of samples than ``options.samples``, and
+    ``ChildProcessError`` if the solver fails.
     """
     from compss_train.online.sender import send_records  # which needs pyzmq
 
@@ -34,18 +34,22 @@ def send(options: argparse.Namespace) -> int:
 def headers(options: argparse.Namespace) -> int:
     """Print the folder of the headers, or the libraries that were built.
 
-    Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with what it says if it fails.
+    Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with what it says if
+    it fails.
     """
     if options.build is None:
         print(HEADERS)
         return 0
     compiler = options.compiler or shutil.which("mpicc") or shutil.which("cc")
     if compiler is None:
-        raise FileNotFoundError("there is neither mpicc nor cc in PATH; name a C compiler with --compiler")
+        raise FileNotFoundError(
+            "there is neither mpicc nor cc in PATH; name a C compiler with --compiler"
+        )
     options.build.mkdir(parents=True, exist_ok=True)
     first, *others = (options.build / name for name in LIBRARIES)
     with tempfile.TemporaryDirectory() as temporary:
-        compiled, archive = f"{temporary}/compss_train.o", f"{temporary}/{first.name}"
+        compiled = f"{temporary}/compss_train.o"
+        archive = f"{temporary}/{first.name}"
         _run(compiler, "-O2", "-fPIC", "-c", f"{HEADERS}/libcompss_train.c", "-o", compiled)
         _run("ar", "rcs", archive, compiled)
         for library in (first, *others):
@@ -57,4 +61,6 @@ def headers(options: argparse.Namespace) -> int:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ChildProcessError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}")
+        raise ChildProcessError(
+            f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}"
+        )

@@ -1,4 +1,6 @@
-"""Data: blocked tensors, files, data sets, random orders, and the partitioning of samples among workers."""
+"""Data: blocked tensors, files, data sets, random orders, and the partitioning of samples among
+workers.
+"""
 
 from compss_train.data.blocked import BlockedTensor, shuffle
 from compss_train.data.files import FileDataset

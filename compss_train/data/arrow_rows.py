@@ -1,4 +1,6 @@
-"""``ArrowRows``: reads columns of a ``datasets.Dataset`` of Hugging Face, which Arrow maps into memory."""
+"""``ArrowRows``: reads columns of a ``datasets.Dataset`` of Hugging Face, which Arrow maps into
+memory.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,19 +15,30 @@ from compss_train._utils.private_names import row_numbers
 from compss_train.data import tables
 from compss_train.data.block import Block, Ragged, checksum, gather, signed
 from compss_train.data.layout import FileContentError
-from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, Rows, SampleReader, collate_batch
+from compss_train.data.sample_reading import (
+    Collate,
+    ReadBatch,
+    Reseed,
+    Roles,
+    Rows,
+    SampleReader,
+    collate_batch,
+)
 
 
 class ArrowRows(SampleReader):
-    """Reads columns of numbers, and of lists of numbers, from the files of a data set, which each process maps.
+    """Reads columns of numbers, and of lists of numbers, from the files of a data set, which each
+    process maps.
 
     Lists that differ in length are sequences. Floating-point numbers are converted to ``floats``.
 
-    Raises ``ValueError`` for missing values, also in rows that were left out by ``select`` or ``filter``.
+    Raises ``ValueError`` for missing values, also in rows that were left out by ``select`` or
+    ``filter``.
     """
 
     def __init__(self, dataset: Any, roles: Roles, floats: str | None) -> None:
-        self._dataset, self._floats = dataset, floats
+        self._dataset = dataset
+        self._floats = floats
         shown = [name for name in dataset.column_names if name in dataset.format["columns"]]
         self._x, self._y = roles.split({name: name for name in shown})
 
@@ -40,10 +53,18 @@ class ArrowRows(SampleReader):
     def notes(self) -> tuple[str, ...]:
         """What users should know about conversions."""
         dtypes = {name: dtype for name, dtype in self.dtypes.items() if dtype is not None}
-        changed = [name for name, dtype in dtypes.items() if tables.float_dtype(dtype, self._floats) != dtype]
-        return (tables.conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
+        changed = [
+            name
+            for name, dtype in dtypes.items()
+            if tables.float_dtype(dtype, self._floats) != dtype
+        ]
+        return (
+            (tables.conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
+        )
 
-    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
+    def read(
+        self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
         """Return the batch."""
         rows = numbers if self._indices is None else self._indices[numbers]
         x, y = (
@@ -57,7 +78,9 @@ class ArrowRows(SampleReader):
     def _rows(self, name: str, rows: NDArray[np.int64]) -> Ragged | torch.Tensor:
         blocks, starts = self._columns[name]
         needed = np.unique(starts.searchsorted(rows, side="right") - 1)
-        taken: Ragged | torch.Tensor = gather(rows, starts[needed].tolist(), [blocks[number] for number in needed])
+        taken: Ragged | torch.Tensor = gather(
+            rows, starts[needed].tolist(), [blocks[number] for number in needed]
+        )
         if not isinstance(taken, Ragged):
             taken = signed(taken)
         convert = self._floats is not None and taken.dtype.is_floating_point
@@ -65,7 +88,9 @@ class ArrowRows(SampleReader):
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks."""
-        batch = self.read(np.array([*starts, *(stop - 1 for stop in stops)]), 0, 0, lambda _: 0, None)
+        batch = self.read(
+            np.array([*starts, *(stop - 1 for stop in stops)]), 0, 0, lambda _: 0, None
+        )
         parts = (part for part in leaves((batch.x, batch.y)) if part is not None)
         return checksum(part.values if isinstance(part, Ragged) else part for part in parts)
 
@@ -77,16 +102,24 @@ class ArrowRows(SampleReader):
             for name in self.dtypes:
                 column = self._dataset.data.table.column(name)
                 tables.check_no_nulls(name, column)
-                blocks = tables.number_blocks(name, [chunk for chunk in column.chunks if len(chunk)])
+                blocks = tables.number_blocks(
+                    name, [chunk for chunk in column.chunks if len(chunk)]
+                )
                 columns[name] = blocks, np.cumsum([0, *map(len, blocks[:-1])])
         except FileContentError as error:
-            hint = "" if self._indices is None else "; if these rows were left out, give dataset.flatten_indices()"
+            hint = (
+                ""
+                if self._indices is None
+                else ("; if these rows were left out, give dataset.flatten_indices()")
+            )
             raise ValueError(f"the data set {error}{hint}") from None
         return columns
 
     @cached_property
     def _indices(self) -> NDArray[np.int64] | None:
-        """The table's row numbers in the order of a data set that was shuffled or selected from, or ``None``."""
+        """The table's row numbers in the order of a data set that was shuffled or selected from, or
+        ``None``.
+        """
         indices = row_numbers(self._dataset)
         return None if indices is None else indices.column(0).to_numpy().astype(np.int64)
 
@@ -95,7 +128,9 @@ class ArrowRows(SampleReader):
 
 
 def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | None:
-    """Return a reader of a data set; ``None`` if only the data set can make samples: images, text, transforms."""
+    """Return a reader of a data set; ``None`` if only the data set can make samples: images, text,
+    transforms.
+    """
     if dataset.format["type"] == "custom":
         return None
     rows = ArrowRows(dataset, roles, floats)

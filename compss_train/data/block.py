@@ -1,9 +1,11 @@
-"""Blocks: arrays, tensors or ``Ragged`` sequences whose rows are samples; which values they may hold.
+"""Blocks: arrays, tensors or ``Ragged`` sequences whose rows are samples; which values they may
+hold.
 
 ``check_values`` is the one check for all ways in: arrays, files, data sets, sequences and senders.
 
-Samples have columns, tensors with a row a sample: first the columns of x, then of y and of the weights. Sources,
-batches and engines see only columns; a batch gets its structure when it is assembled from them.
+Samples have columns, tensors with a row a sample: first the columns of x, then of y and of the
+weights. Sources, batches and engines see only columns; a batch gets its structure when it is
+assembled from them.
 """
 
 import math
@@ -36,37 +38,43 @@ def check_values(name: str, value: object) -> None:
     if isinstance(value, torch.Tensor):
         check_dense(name, value)
     elif hasattr(value, "nnz") and hasattr(value, "toarray"):
-        raise TypeError(f"{name} is a {type(value).__name__}, which is sparse; give array.toarray()")
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which is sparse; give array.toarray()"
+        )
     elif np.ma.is_masked(value):
         raise TypeError(
-            f"{name} is a masked array, whose masked values would be trained on; give array.filled(value), or "
-            "leave these samples out, or give them a sample_weight of 0"
+            f"{name} is a masked array, whose masked values would be trained on; give "
+            "array.filled(value), or leave these samples out, or give them a sample_weight of 0"
         )
     elif is_grouped(value):
         raise TypeError(
-            f"{name} is a {type(value).__name__}, which holds groups of rows: give the frame itself, a row for "
-            "each group, as of groups.mean(), or sequences, [group[columns] for _, group in groups]"
+            f"{name} is a {type(value).__name__}, which holds groups of rows: give the frame "
+            "itself, a row for each group, as of groups.mean(), or sequences, [group[columns] "
+            "for _, group in groups]"
         )
     elif hasattr(value, "lazy") and callable(getattr(value, "collect", None)):
         raise TypeError(
-            f"{name} is a {type(value).__name__}, whose rows are not read yet: give frame.collect(), or files "
-            "larger than memory as FileDataset('data.parquet', x=..., y=...)"
+            f"{name} is a {type(value).__name__}, whose rows are not read yet: give "
+            "frame.collect(), or files larger than memory as FileDataset('data.parquet', x=..., "
+            "y=...)"
         )
     elif isinstance(value, PackedSequence):
         raise TypeError(
             f"{name} is a PackedSequence, whose rows are steps of several samples: give "
-            "Ragged(torch.nn.utils.rnn.unpack_sequence(packed)), or the list of sequences itself, and pack batches "
-            "in build(collate=) or in the network"
+            "Ragged(torch.nn.utils.rnn.unpack_sequence(packed)), or the list of sequences "
+            "itself, and pack batches in build(collate=) or in the network"
         )
     elif isinstance(value, Iterator):
         raise TypeError(
-            f"{name} is a {type(value).__name__}, which can be read only once; give a list or an array of its "
-            "items, or a torch.utils.data.IterableDataset"
+            f"{name} is a {type(value).__name__}, which can be read only once; give a list or an "
+            "array of its items, or a torch.utils.data.IterableDataset"
         )
 
 
 def is_grouped(value: object) -> bool:
-    """Return whether a value is what ``groupby`` of pandas or polars returns, without importing these."""
+    """Return whether a value is what ``groupby`` of pandas or polars returns, without importing
+    these.
+    """
     return type(value).__name__.endswith("GroupBy") and hasattr(value, "agg")
 
 
@@ -81,26 +89,43 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
             "np.unique(labels, return_inverse=True)[1] of labels"
         )
         hint = text if dtype.kind in "USO" else ""
-        raise TypeError(f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}") from error
+        raise TypeError(
+            f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}"
+        ) from error
 
 
-_SIGNED: dict[Any, Any] = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
-_SIGNED |= {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+_SIGNED: dict[Any, Any] = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
+_SIGNED |= {
+    np.dtype(np.uint16): np.int32,
+    np.dtype(np.uint32): np.int64,
+    np.dtype(np.uint64): np.int64,
+}
 """Dtypes whose rows torch cannot select, and those that hold their values."""
 
 
 def signed(array: _Array) -> _Array:
-    """Return arrays and tensors of unsigned integers of 16 and more bits as signed ones, and others unchanged.
+    """Return arrays and tensors of unsigned integers of 16 and more bits as signed ones, and others
+    unchanged.
 
     Raises ``ValueError`` for integers of 2**63 and more, which would become negative.
     """
     own: Any = array
     if own.dtype not in _SIGNED:
         return array
-    wider: Any = own.astype(_SIGNED[own.dtype]) if isinstance(own, np.ndarray) else own.to(_SIGNED[own.dtype])
+    wider: Any = (
+        own.astype(_SIGNED[own.dtype])
+        if isinstance(own, np.ndarray)
+        else own.to(_SIGNED[own.dtype])
+    )
     if own.dtype in (np.uint64, torch.uint64) and (wider < 0).any():
         largest = int(wider[wider < 0].max()) + 2**64
-        raise ValueError(f"holds {largest}, and the largest integer of a tensor is 2**63 - 1: make them floats")
+        raise ValueError(
+            f"holds {largest}, and the largest integer of a tensor is 2**63 - 1: make them floats"
+        )
     return wider  # type: ignore[no-any-return]
 
 
@@ -114,12 +139,15 @@ class _Writable:
 
 
 def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array; nobody may write to it if the array is read-only."""
+    """Return a tensor that shares the memory of an array; nobody may write to it if the array is
+    read-only.
+    """
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """Return an array, a tensor or a list of numbers as a tensor; raise ``ValueError`` for what none can hold.
+    """Return an array, a tensor or a list of numbers as a tensor; raise ``ValueError`` for what
+    none can hold.
 
     It shares memory that it must not be written through.
     """
@@ -128,7 +156,8 @@ def tensor_of(value: Any) -> torch.Tensor:
         return torch.as_tensor(np.asarray(_Writable(value)) if is_read_only else value)
     except (TypeError, ValueError, RuntimeError) as error:  # of text, for example
         raise ValueError(
-            f"no tensor can hold this {type(value).__name__}: {error}; give numbers, and integers below 2**63"
+            f"no tensor can hold this {type(value).__name__}: {error}; give numbers, and "
+            "integers below 2**63"
         ) from error
 
 
@@ -141,21 +170,22 @@ def check_parts(name: str, values: Collection[Any]) -> None:
 
 
 class Ragged:
-    """Sequences of different lengths, stored as their items one after another and where each begins.
+    """Sequences of different lengths, stored as their items one after another and where each
+    begins.
 
-    A batch is padded to its longest sequence, or passed to ``build``'s ``collate`` as a list of tensors. Lists of
-    sequences that differ in length are converted automatically.
+    A batch is padded to its longest sequence, or passed to ``build``'s ``collate`` as a list of
+    tensors. Lists of sequences that differ in length are converted automatically.
 
     Parameters
     ----------
     sequences:
         Arrays, tensors or lists of one dtype, with shapes that differ in the first dimension only.
     bucket_by_length:
-        Whether ``fit`` batches samples of similar length within each block, to reduce padding; batches are in
-        random order. ``False`` by default.
+        Whether ``fit`` batches samples of similar length within each block, to reduce padding;
+        batches are in random order. ``False`` by default.
 
-    Raises ``ValueError`` if there are no sequences, or if their other dimensions or their dtypes differ, and the
-    errors of blocks for masked and sparse arrays and unsuitable dtypes.
+    Raises ``ValueError`` if there are no sequences, or if their other dimensions or their dtypes
+    differ, and the errors of blocks for masked and sparse arrays and unsuitable dtypes.
     """
 
     bucket_by_length: bool = False
@@ -167,18 +197,24 @@ class Ragged:
         kinds = {(each.dtype, tuple(each.shape[1:])) for each in items if each.dim() and len(each)}
         if len(kinds) != 1 or not all(each.dim() for each in items):
             raise ValueError(
-                f"{len(items)} sequences have items of {len(kinds)} dtypes and shapes; give one or more sequences "
-                "that differ in length only"
+                f"{len(items)} sequences have items of {len(kinds)} dtypes and shapes; give one "
+                "or more sequences that differ in length only"
             )
         self.values = torch.cat([each for each in items if len(each)])
         self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
         self.bucket_by_length = bucket_by_length
 
     @classmethod
-    def of(cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False) -> "Ragged":
-        """Return sequences of these items; ``offsets`` holds the start of each, then the end of the last one."""
+    def of(
+        cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False
+    ) -> "Ragged":
+        """Return sequences of these items; ``offsets`` holds the start of each, then the end of the
+        last one.
+        """
         made = cls.__new__(cls)
-        made.values, made.offsets, made.bucket_by_length = values, offsets, bucket_by_length
+        made.values = values
+        made.offsets = offsets
+        made.bucket_by_length = bucket_by_length
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,7 +252,9 @@ class Ragged:
         """
         if isinstance(key, slice) and key.step in (None, 1):
             start, stop, _ = key.indices(len(self))
-            return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length)
+            return Ragged.of(
+                self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length
+            )
         if isinstance(key, slice | list | np.ndarray | torch.Tensor):
             return self.index_select(0, torch.from_numpy(np.arange(len(self))[key].copy()))
         number = range(len(self))[key]
@@ -224,7 +262,9 @@ class Ragged:
 
     def index_select(self, dimension: int, rows: torch.Tensor) -> "Ragged":
         """Return copies of some sequences, by number."""
-        bounds, numbers = self.offsets.numpy(), rows.numpy()  # NumPy takes a third of the time for a batch
+        # NumPy takes a third of the time for a batch
+        bounds = self.offsets.numpy()
+        numbers = rows.numpy()
         starts = bounds[numbers]
         lengths = bounds[numbers + 1] - starts
         offsets = np.append(0, lengths.cumsum())
@@ -234,8 +274,11 @@ class Ragged:
 
     def clone(self) -> "Ragged":
         """Return a copy with only the items of these sequences."""
-        first, last = int(self.offsets[0]), int(self.offsets[-1])
-        return Ragged.of(self.values[first:last].clone(), self.offsets - first, self.bucket_by_length)
+        first = int(self.offsets[0])
+        last = int(self.offsets[-1])
+        return Ragged.of(
+            self.values[first:last].clone(), self.offsets - first, self.bucket_by_length
+        )
 
     def to(self, device: str | torch.dtype, *, non_blocking: bool = False) -> "Ragged":
         """Return the sequences with their items on another device or in another dtype."""
@@ -254,7 +297,9 @@ class Ragged:
         return self.values.element_size()
 
     def padded(self, value: float) -> torch.Tensor:
-        """Return the sequences as one tensor, padded with ``value`` to the length of the longest."""
+        """Return the sequences as one tensor, padded with ``value`` to the length of the
+        longest.
+        """
         lengths = self.lengths
         shape = len(self), int(lengths.max()), *self.values.shape[1:]
         result = self.values.new_full(shape, value)
@@ -264,19 +309,31 @@ class Ragged:
 
 
 def is_ragged(value: Any) -> bool:
-    """Return whether a list or tuple has sequences of numbers, arrays or tensors that differ in length."""
+    """Return whether a list or tuple has sequences of numbers, arrays or tensors that differ in
+    length.
+    """
     if not all(isinstance(each, np.ndarray | torch.Tensor | list | tuple) for each in value):
         return False
-    if any(isinstance(part, list | tuple) for each in value if isinstance(each, list | tuple) for part in each):
+    if any(
+        isinstance(part, list | tuple)
+        for each in value
+        if isinstance(each, list | tuple)
+        for part in each
+    ):
         return False
-    return all(getattr(each, "ndim", 1) for each in value) and len({len(each) for each in value}) > 1
+    return (
+        all(getattr(each, "ndim", 1) for each in value) and len({len(each) for each in value}) > 1
+    )
 
 
 def join(parts: Sequence[Any]) -> Ragged:
     """Return all sequences, one after another."""
     bounds = [(int(part.offsets[0]), int(part.offsets[-1])) for part in parts]
-    values = torch.cat([part.values[first:last] for part, (first, last) in zip(parts, bounds, strict=True)])
-    ends, offsets = 0, [torch.zeros(1, dtype=torch.int64)]
+    values = torch.cat(
+        [part.values[first:last] for part, (first, last) in zip(parts, bounds, strict=True)]
+    )
+    ends = 0
+    offsets = [torch.zeros(1, dtype=torch.int64)]
     for part, (first, last) in zip(parts, bounds, strict=True):
         offsets.append(part.offsets[1:] + (ends - first))
         ends += last - first
@@ -288,11 +345,12 @@ DType: TypeAlias = np.dtype[Any] | torch.dtype
 
 
 def as_block(value: object) -> Block:
-    """Return ``value`` as a block: a detached tensor on the CPU, or a numpy array for anything else.
+    """Return ``value`` as a block: a detached tensor on the CPU, or a numpy array for anything
+    else.
 
-    Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, for iterators, and for tensors
-    that are sparse, nested, quantized or on the meta device; ``ValueError`` for a scalar, for samples of several
-    shapes and for integers of 2**63 and more.
+    Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, for iterators,
+    and for tensors that are sparse, nested, quantized or on the meta device; ``ValueError`` for a
+    scalar, for samples of several shapes and for integers of 2**63 and more.
     """
     if isinstance(value, Ragged):
         return value
@@ -300,9 +358,9 @@ def as_block(value: object) -> Block:
     block: Block = value.detach().cpu() if isinstance(value, torch.Tensor) else _as_array(value)
     if block.ndim == 0:
         raise ValueError(
-            f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "
-            "column as frame['label'], a list of samples as Samples(samples), or files as "
-            "FileDataset('data.parquet', x=..., y=...)"
+            f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; "
+            "give an array, a column as frame['label'], a list of samples as Samples(samples), "
+            "or files as FileDataset('data.parquet', x=..., y=...)"
         )
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
@@ -313,18 +371,31 @@ def _as_array(value: Any) -> NDArray[Any]:
     if isinstance(value, list | tuple):
         check_parts("a part of a block", value)
     try:
-        array: NDArray[Any] = np.asarray(value) if isinstance(value, np.ma.MaskedArray) else np.asanyarray(value)
-        if isinstance(value, list | tuple) and array.dtype.kind == "f" and (np.abs(array) >= 2.0**63).any():
-            for item in np.asarray(value, object).flat:  # numpy makes floats of integers of both signs
+        array: NDArray[Any] = (
+            np.asarray(value) if isinstance(value, np.ma.MaskedArray) else np.asanyarray(value)
+        )
+        if (
+            isinstance(value, list | tuple)
+            and array.dtype.kind == "f"
+            and (np.abs(array) >= 2.0**63).any()
+        ):
+            # Numpy makes floats of integers of both signs.
+            for item in np.asarray(value, object).flat:
                 if isinstance(item, int) and not -(2**63) <= item < 2**63:
-                    raise ValueError(f"it holds {item}, and the largest integer of a tensor is 2**63 - 1")
+                    raise ValueError(
+                        f"it holds {item}, and the largest integer of a tensor is 2**63 - 1"
+                    )
         return array
     except (ValueError, RuntimeError) as error:
-        if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
-            raise ValueError("this is a list of pairs (x, y): give Samples(pairs), or x and y apart") from error
+        if isinstance(value, list) and all(
+            isinstance(item, tuple) and len(item) == 2 for item in value
+        ):
+            raise ValueError(
+                "this is a list of pairs (x, y): give Samples(pairs), or x and y apart"
+            ) from error
         raise ValueError(
-            f"cannot make an array of this {type(value).__name__}: {error}; all samples must have the same shape: "
-            "pad or cut them, and give an array or a tensor"
+            f"cannot make an array of this {type(value).__name__}: {error}; all samples must "
+            "have the same shape: pad or cut them, and give an array or a tensor"
         ) from error
 
 
@@ -333,10 +404,13 @@ class MappedMemory(np.ndarray[Any, Any]):
 
 
 def as_tensor(block: Block) -> torch.Tensor:
-    """Return the block as a tensor that shares its memory; read-only memory is copied, unless engines mapped it."""
+    """Return the block as a tensor that shares its memory; read-only memory is copied, unless
+    engines mapped it.
+    """
     if not isinstance(block, np.ndarray):
         return block  # type: ignore[return-value]  # Ragged has what is asked of tensors that are only cut
-    # torch shares memory with writable arrays only. A tensor on read-only memory would make it writable.
+    # torch shares memory with writable arrays only. A tensor on read-only memory would make it
+    # writable.
     plain = np.asarray(block)
     is_shared = (plain.flags.writeable or _is_mapped(plain)) and min(plain.strides, default=0) >= 0
     return shared_tensor(plain if is_shared else np.array(plain))
@@ -355,12 +429,15 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
-    """Return the rows as bytes, with shape (rows, bytes per row); a contiguous block shares its memory.
+    """Return the rows as bytes, with shape (rows, bytes per row); a contiguous block shares its
+    memory.
 
     Copying rows of bytes is faster than copying rows of other dtypes with torch or numpy.
     """
     if isinstance(block, Ragged):
-        raise TypeError("sequences of different lengths have no rows of one size; pad them for this")
+        raise TypeError(
+            "sequences of different lengths have no rows of one size; pad them for this"
+        )
     width = math.prod(block.shape[1:])
     if isinstance(block, torch.Tensor):
         rows = block.reshape(len(block), width).contiguous()
@@ -372,8 +449,14 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
 
 
 def rows_as_items(block: Block) -> NDArray[np.void]:
-    """Return a flat array with one item per row that shares the block's memory: the fastest for indexed copies."""
-    rows = block if isinstance(block, np.ndarray) and block.flags.c_contiguous else rows_of_bytes(block)
+    """Return a flat array with one item per row that shares the block's memory: the fastest for
+    indexed copies.
+    """
+    rows = (
+        block
+        if isinstance(block, np.ndarray) and block.flags.c_contiguous
+        else rows_of_bytes(block)
+    )
     width = rows.nbytes // (len(rows) or 1)
     return rows.reshape(-1).view(_item_dtype(width)) if width else np.empty(len(rows), "V1")
 
@@ -384,7 +467,9 @@ def _item_dtype(width: int) -> np.dtype[np.void]:
 
 
 def copy_block(block: Block) -> Block:
-    """Return a contiguous copy; a memory-mapped array is returned unchanged, as its data stay in the file."""
+    """Return a contiguous copy; a memory-mapped array is returned unchanged, as its data stay in
+    the file.
+    """
     if isinstance(block, np.memmap):
         return block
     if isinstance(block, Ragged):
@@ -397,7 +482,9 @@ def copy_block(block: Block) -> Block:
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:
-    """Return the blocks concatenated along the first dimension; the first block determines its kind."""
+    """Return the blocks concatenated along the first dimension; the first block determines its
+    kind.
+    """
     if isinstance(blocks[0], Ragged):
         return join(blocks)
     if isinstance(blocks[0], torch.Tensor):
@@ -408,23 +495,34 @@ def concatenate(blocks: Sequence[Block]) -> Block:
 def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]) -> torch.Tensor:
     """Return samples by number from consecutive blocks that begin at ``starts``.
 
-    Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small indexing
-    operations of torch cost far more.
+    Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small
+    indexing operations of torch cost far more.
     """
     order = np.argsort(samples, kind="stable")
     ordered = samples[order]
     cuts = pairwise(np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist())
-    used = [(*each, low, high) for *each, (low, high) in zip(blocks, starts, cuts, strict=True) if low < high]
+    used = [
+        (*each, low, high)
+        for *each, (low, high) in zip(blocks, starts, cuts, strict=True)
+        if low < high
+    ]
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     if isinstance(blocks[0], Ragged):
         parts = [
-            block.index_select(0, torch.from_numpy(ordered[low:high] - start)) for block, start, low, high in used
+            block.index_select(0, torch.from_numpy(ordered[low:high] - start))
+            for block, start, low, high in used
         ]
         return join(parts).index_select(0, torch.from_numpy(places))  # type: ignore[return-value]
     collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
     for block, start, low, high in used:
-        np.take(rows_of_bytes(block), ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")
+        np.take(
+            rows_of_bytes(block),
+            ordered[low:high] - start,
+            axis=0,
+            out=collected[low:high],
+            mode="clip",
+        )
     raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
     first = as_tensor(blocks[0][:1])
     return raw.view(first.dtype).view(len(samples), *first.shape[1:])
@@ -446,7 +544,9 @@ class RemoteBlock(ABC):
     """A block in an engine's storage; this process knows only its dtype and shape."""
 
     home: ClassVar[str]
-    """Name of the engine whose tasks read the block directly; other engines get the result of ``load``."""
+    """Name of the engine whose tasks read the block directly; other engines get the result of
+    ``load``.
+    """
     future: object = None
     """The PyCOMPSs future of the block; ``None`` for blocks of other engines."""
 
@@ -465,8 +565,8 @@ class RemoteBlock(ABC):
 def is_future(value: object) -> bool:
     """Return whether an object is a placeholder of PyCOMPSs for a value that a task computes.
 
-    Placeholders are objects of PyCOMPSs's classes for task results, and bare ``object()`` instances in a
-    COLLECTION_OUT.
+    Placeholders are objects of PyCOMPSs's classes for task results, and bare ``object()`` instances
+    in a COLLECTION_OUT.
     """
     return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
 
@@ -487,7 +587,9 @@ def load_block(block: Block | RemoteBlock) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class ColumnStructure:
-    """The tuples, lists and dicts of x and y, with ``None`` for each column: a single column is ``None`` itself."""
+    """The tuples, lists and dicts of x and y, with ``None`` for each column: a single column is
+    ``None`` itself.
+    """
 
     x: Any = None
     y: Any = None

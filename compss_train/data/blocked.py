@@ -1,4 +1,6 @@
-"""``BlockedTensor``: samples in a grid of blocks; shuffling blocked tensors, sample weights, fingerprints."""
+"""``BlockedTensor``: samples in a grid of blocks; shuffling blocked tensors, sample weights,
+fingerprints.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
@@ -12,31 +14,46 @@ import torch
 from compss_train._utils.validation import check_count
 from compss_train.data import block as blocks_
 from compss_train.data import layout, reading
-from compss_train.data.block import AnyBlock, Block, Ragged, RemoteBlock, as_block, as_tensor, load_block
+from compss_train.data.block import (
+    AnyBlock,
+    Block,
+    Ragged,
+    RemoteBlock,
+    as_block,
+    as_tensor,
+    load_block,
+)
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import even_parts, sample_order
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
-"""Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines are above data."""
+"""Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines
+are above data.
+"""
 
 
 class BlockedTensor:
     """A grid of blocks whose rows are samples, numbered in row-major order of the grid.
 
-    ``tensors[i][j]`` is a block: a numpy array or torch tensor whose first dimension is the samples, or a
-    ``RemoteBlock`` that refers to one. All blocks have the same dtype and sample shape, and none is empty.
+    ``tensors[i][j]`` is a block: a numpy array or torch tensor whose first dimension is the
+    samples, or a ``RemoteBlock`` that refers to one. All blocks have the same dtype and sample
+    shape, and none is empty.
 
-    Raises ``ValueError`` for a grid that is empty or ragged, and for blocks with different dtypes or sample shapes.
+    Raises ``ValueError`` for a grid that is empty or ragged, and for blocks with different dtypes
+    or sample shapes.
     """
 
     def __init__(self, tensors: Sequence[Sequence[object]]) -> None:
         self.tensors: list[list[AnyBlock]] = [
-            [block if isinstance(block, RemoteBlock) else as_block(block) for block in row] for row in tensors
+            [block if isinstance(block, RemoteBlock) else as_block(block) for block in row]
+            for row in tensors
         ]
         if not self.tensors or not self.tensors[0]:
             raise ValueError("a blocked tensor needs at least one block, but the grid is empty")
         if len({len(row) for row in self.tensors}) > 1:
-            raise ValueError(f"the grid is ragged: its rows have {[len(row) for row in self.tensors]} blocks")
+            raise ValueError(
+                f"the grid is ragged: its rows have {[len(row) for row in self.tensors]} blocks"
+            )
         first = self.tensors[0][0]
         for number, block in enumerate(self.blocks()):
             if not len(block):
@@ -53,54 +70,69 @@ class BlockedTensor:
 
         A single number gives a grid with ``blocks`` rows and one column.
 
-        Every sample is kept, and block sizes differ by at most one. The samples are copied once, so you may modify
-        or delete the array afterwards. A ``numpy.memmap`` is not copied: its blocks stay in the file.
+        Every sample is kept, and block sizes differ by at most one. The samples are copied once, so
+        you may modify or delete the array afterwards. A ``numpy.memmap`` is not copied: its blocks
+        stay in the file.
 
-        Raises ``ValueError`` for a grid without rows or columns, and for one with more blocks than samples.
+        Raises ``ValueError`` for a grid without rows or columns, and for one with more blocks than
+        samples.
         """
         samples = as_block(array)
         grid = blocks if isinstance(blocks, tuple | list) else (blocks, 1)
         if len(grid) != 2:
-            raise ValueError(f"blocks={blocks!r} is not a grid; give the number of blocks, or (rows, columns)")
+            raise ValueError(
+                f"blocks={blocks!r} is not a grid; give the number of blocks, or (rows, columns)"
+            )
         rows, columns = (check_count("blocks", number) for number in grid)
         if rows * columns > len(samples):
             raise ValueError(
-                f"blocks={blocks!r} makes {rows * columns} blocks of {len(samples)} samples; use at most "
-                f"{len(samples)} blocks"
+                f"blocks={blocks!r} makes {rows * columns} blocks of {len(samples)} samples; use "
+                f"at most {len(samples)} blocks"
             )
         cells = starmap(slice, even_parts(len(samples), rows * columns))
-        return cls([[blocks_.copy_block(samples[next(cells)]) for _ in range(columns)] for _ in range(rows)])
+        return cls(
+            [
+                [blocks_.copy_block(samples[next(cells)]) for _ in range(columns)]
+                for _ in range(rows)
+            ]
+        )
 
     @classmethod
     def from_files(cls, paths: FileNames, key: str = "x", *, reader: Any = None) -> Self:
         """Return a grid with one column whose blocks are the files.
 
-        ``paths`` is a list, or a pattern as in ``FileDataset``. ``.npy`` files are memory-mapped: only their paths
-        are sent to the workers, which must be able to open them (on a cluster: on a shared file system). For other
-        supported formats, or with a ``reader``, the array ``key`` is read into memory; for samples that do not fit
-        in memory use a ``FileDataset``. Raises ``ValueError`` for files that cannot be read or mapped.
+        ``paths`` is a list, or a pattern as in ``FileDataset``. ``.npy`` files are memory-mapped:
+        only their paths are sent to the workers, which must be able to open them (on a cluster: on
+        a shared file system). For other supported formats, or with a ``reader``, the array ``key``
+        is read into memory; for samples that do not fit in memory use a ``FileDataset``. Raises
+        ``ValueError`` for files that cannot be read or mapped.
         """
         names = file_names(paths)
         if reader is None and all(Path(name).suffix == ".npy" for name in names):
             arrays = [np.load(name, mmap_mode="r", allow_pickle=False) for name in names]
             for name, array in zip(names, arrays, strict=True):
                 if not array.flags.c_contiguous:
-                    raise ValueError(f"{name} is in Fortran order; save numpy.ascontiguousarray(array) instead")
+                    raise ValueError(
+                        f"{name} is in Fortran order; save numpy.ascontiguousarray(array) instead"
+                    )
             return cls([[array] for array in arrays])
         return cls([[block] for block in reading.read_arrays(names, key, reader)])
 
     @classmethod
     def from_dislib(cls, tensor: Any) -> Self:
-        """Return a dislib ``Tensor`` as a blocked tensor with the same grid, without moving its blocks.
+        """Return a dislib ``Tensor`` as a blocked tensor with the same grid, without moving its
+        blocks.
 
-        Blocks that are still being computed, or are on other nodes, are not fetched: tasks return their sizes.
+        Blocks that are still being computed, or are on other nodes, are not fetched: tasks return
+        their sizes.
 
         Raises ``TypeError`` for an object without a grid of blocks.
         """
         grid = getattr(tensor, "tensors", None)
         if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
             raise TypeError(
-                f"expected a dislib Tensor, with lists of blocks in .tensors; got a {type(tensor).__name__}"
+                "expected a dislib Tensor, with lists of blocks in .tensors; got a "
+                f"{type(tensor).__name__}"
             )
         futures = [block for row in grid for block in row if blocks_.is_future(block)]
         remote = resolve_name(_FUTURE_BLOCKS)(futures, tensor) if futures else []
@@ -108,17 +140,23 @@ class BlockedTensor:
         return cls([[known.get(id(block), block) for block in row] for row in grid])
 
     def to_dislib(self) -> Any:
-        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns; needs dislib.
+        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns; needs
+        dislib.
 
-        dislib assumes that all blocks have the first block's shape; its own training drops the samples of a block
-        beyond a whole number of batches. Raises ``ImportError`` without dislib.
+        dislib assumes that all blocks have the first block's shape; its own training drops the
+        samples of a block beyond a whole number of batches. Raises ``ImportError`` without dislib.
         """
         try:
             from dislib.data.tensor import Tensor
         except ImportError as error:
-            raise ImportError("to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)") from error
+            raise ImportError(
+                "to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)"
+            ) from error
         blocks = [
-            [load_block(each) if (future := getattr(each, "future", None)) is None else future for each in row]
+            [
+                load_block(each) if (future := getattr(each, "future", None)) is None else future
+                for each in row
+            ]
             for row in self.tensors
         ]
         tensor = Tensor(
@@ -163,7 +201,9 @@ class BlockedTensor:
         return self.tensors[0][0].dtype
 
     def collect(self) -> Block:
-        """Return all samples as one array or tensor, in the order of ``blocks``; remote blocks are fetched."""
+        """Return all samples as one array or tensor, in the order of ``blocks``; remote blocks are
+        fetched.
+        """
         return blocks_.concatenate([load_block(block) for block in self.blocks()])
 
     def __repr__(self) -> str:
@@ -175,25 +215,32 @@ class BlockedTensor:
 
 
 def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
-    """Return a checksum of the first and last row of each block, or ``None`` if there are remote blocks."""
+    """Return a checksum of the first and last row of each block, or ``None`` if there are remote
+    blocks.
+    """
     blocks = [block for tensor in tensors for block in tensor.blocks()]
     if any(isinstance(block, RemoteBlock) for block in blocks):
         return None
-    ends = (block[place : place + 1 or None] for block in map(load_block, blocks) for place in (0, -1))
+    ends = (
+        block[place : place + 1 or None] for block in map(load_block, blocks) for place in (0, -1)
+    )
     return blocks_.checksum(end[0] if isinstance(end, Ragged) else end for end in ends)
 
 
 @overload
 def shuffle(x: BlockedTensor, y: None = None, seed: int = 0) -> BlockedTensor: ...
 @overload
-def shuffle(x: BlockedTensor, y: BlockedTensor, seed: int = 0) -> tuple[BlockedTensor, BlockedTensor]: ...
+def shuffle(
+    x: BlockedTensor, y: BlockedTensor, seed: int = 0
+) -> tuple[BlockedTensor, BlockedTensor]: ...
 def shuffle(
     x: BlockedTensor, y: BlockedTensor | None = None, seed: int = 0
 ) -> BlockedTensor | tuple[BlockedTensor, BlockedTensor]:
-    """Return new blocked tensors whose samples are a uniform permutation of all samples of ``x`` (and ``y``).
+    """Return new blocked tensors whose samples are a uniform permutation of all samples of ``x``
+    (and ``y``).
 
-    Grid, block sizes and dtypes are kept, and ``x`` and ``y`` stay paired. Needs memory for a second copy of the
-    data.
+    Grid, block sizes and dtypes are kept, and ``x`` and ``y`` stay paired. Needs memory for a
+    second copy of the data.
 
     Raises ``ValueError`` if x and y have different grids or block sizes.
     """
@@ -217,25 +264,30 @@ def _in_blocks_of(tensor: BlockedTensor, rows: Block) -> BlockedTensor:
 
 
 def check_paired(x: BlockedTensor, y: BlockedTensor, name: str = "y") -> None:
-    """Raise ``ValueError`` unless x and y have the same grid and block sizes; messages call y ``name``."""
+    """Raise ``ValueError`` unless x and y have the same grid and block sizes; messages call y
+    ``name``.
+    """
     if x.shape != y.shape:
         raise ValueError(
-            f"x has a grid of {x.shape} blocks and {name} one of {y.shape}; split both into the same blocks"
+            f"x has a grid of {x.shape} blocks and {name} one of {y.shape}; split both into the "
+            "same blocks"
         )
     for number, (size, other) in enumerate(zip(x.sizes, y.sizes, strict=True)):
         if size != other:
             raise ValueError(
                 f"block {number} has {size} samples in x and {other} in {name} "
-                f"({x.number_samples} and {y.number_samples} in all); split both into the same blocks"
+                f"({x.number_samples} and {y.number_samples} in all); split both into the same "
+                "blocks"
             )
 
 
 def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     """Return the weights of the samples ``x`` as a blocked tensor with the blocks of ``x``.
 
-    ``value`` is such a blocked tensor, or an array that is split here: one finite number of at least 0 for each
-    sample, and not 0 for all of them. Numbers in remote and memory-mapped blocks are checked when they are used.
-    Raises ``ValueError`` for weights that do not match these samples.
+    ``value`` is such a blocked tensor, or an array that is split here: one finite number of at
+    least 0 for each sample, and not 0 for all of them. Numbers in remote and memory-mapped blocks
+    are checked when they are used. Raises ``ValueError`` for weights that do not match these
+    samples.
     """
     weights = as_blocked(value, x, "sample_weight")
     check_paired(x, weights, "sample_weight")
@@ -244,29 +296,40 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
         if not isinstance(block, RemoteBlock | np.memmap):
             numbers = as_tensor(block)
             if numbers.is_complex() or not bool(((numbers >= 0) & numbers.isfinite()).all()):
-                raise ValueError(f"sample_weight has negative, NaN, infinite or complex numbers in block {number}")
-    if not any(isinstance(block, RemoteBlock) or as_tensor(block).any() for block in weights.blocks()):
-        raise ValueError("sample_weight is 0 for every sample, so nothing would be trained; give some above 0")
+                raise ValueError(
+                    "sample_weight has negative, NaN, infinite or complex numbers "
+                    f"in block {number}"
+                )
+    if not any(
+        isinstance(block, RemoteBlock) or as_tensor(block).any() for block in weights.blocks()
+    ):
+        raise ValueError(
+            "sample_weight is 0 for every sample, so nothing would be trained; give some above 0"
+        )
     return weights
 
 
 def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> BlockedTensor:
     """Return ``value``, which messages call ``name``, as a blocked tensor.
 
-    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
-    array or tensor, which is cut into the blocks of another blocked tensor, or into a number of blocks (at most one
-    for each sample). The blocks of a contiguous array share its memory, unless it is read-only.
+    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's
+    Tensor, and an array or tensor, which is cut into the blocks of another blocked tensor, or into
+    a number of blocks (at most one for each sample). The blocks of a contiguous array share its
+    memory, unless it is read-only.
     """
     if hasattr(value, "tensors"):
-        return BlockedTensor.from_dislib(value)  # a grid of its own, where engines replace blocks by views
+        # A grid of its own, where engines replace blocks by views.
+        return BlockedTensor.from_dislib(value)
     if hasattr(value, "_blocks") and hasattr(value, "_reg_shape"):
         raise TypeError(
-            f"{name} is a ds.array of dislib, whose samples have no shape; give dislib's tensor of it, "
-            "dislib.data.tensor.from_ds_array(array, shape), or array.collect()"
+            f"{name} is a ds.array of dislib, whose samples have no shape; give dislib's tensor "
+            "of it, dislib.data.tensor.from_ds_array(array, shape), or array.collect()"
         )
     rows = as_block(value)
     if isinstance(rows, np.ndarray):
-        rows = rows if rows.flags.c_contiguous and rows.flags.writeable else blocks_.copy_block(rows)
+        rows = (
+            rows if rows.flags.c_contiguous and rows.flags.writeable else blocks_.copy_block(rows)
+        )
     elif not isinstance(rows, Ragged):
         rows = rows.resolve_conj().resolve_neg().contiguous()
     if isinstance(blocks, int):
@@ -275,5 +338,7 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
         bounds = even_parts(len(rows), min(blocks, len(rows)))
         return BlockedTensor([[rows[start:stop]] for start, stop in bounds])
     if len(rows) != blocks.number_samples:
-        raise ValueError(f"{name} has {len(rows)} rows for {blocks.number_samples} samples; give one for each")
+        raise ValueError(
+            f"{name} has {len(rows)} rows for {blocks.number_samples} samples; give one for each"
+        )
     return _in_blocks_of(blocks, rows)

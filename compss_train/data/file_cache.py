@@ -1,4 +1,6 @@
-"""``FileCache``: keeps the arrays of files of a slow store, in memory or in a folder on a local disk."""
+"""``FileCache``: keeps the arrays of files of a slow store, in memory or in a folder on a local
+disk.
+"""
 
 import atexit
 import hashlib
@@ -34,18 +36,22 @@ FOLDER_BYTES = 10 * 2**30
 _SUFFIX = ".npz"
 _LOCK_FILE = "writing.lock"
 _LOCK_SECONDS = 10.0  # how long to wait for another process that writes; then the file is not kept
-_HEADER_BYTES = 1024  # of an entry, and of each array in it: more than numpy's and zip's headers take
+# Of an entry, and of each array in it: more than numpy's and zip's headers take.
+_HEADER_BYTES = 1024
 
 
 def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "FileCache | None":
-    """Return the cache in ``"memory"`` or a folder, limited to ``max_bytes`` if given; ``None`` for no cache.
+    """Return the cache in ``"memory"`` or a folder, limited to ``max_bytes`` if given; ``None`` for
+    no cache.
 
-    Raises ``ValueError`` for a limit without a cache or below 1, a path that cannot be a folder, and a folder that
-    others may write to, ``TypeError`` for other values.
+    Raises ``ValueError`` for a limit without a cache or below 1, a path that cannot be a folder,
+    and a folder that others may write to, ``TypeError`` for other values.
     """
     if cache is None:
         if max_bytes is not None:
-            raise ValueError(f"cache_bytes={max_bytes}: name a cache, 'memory' or a folder on a local disk")
+            raise ValueError(
+                f"cache_bytes={max_bytes}: name a cache, 'memory' or a folder on a local disk"
+            )
         return None
     if not isinstance(cache, str | os.PathLike) or not os.fspath(cache):
         raise TypeError(f"cache={cache!r}: give 'memory', a folder on a local disk, or None")
@@ -72,9 +78,10 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "
 class FileCache:
     """A folder with the arrays of files, shared by all processes of a machine that read them.
 
-    An entry is one npz file, written under another name and renamed, with a checksum for each array. A damaged
-    entry is removed, and its file read again. Before an entry is written, the least recently used ones are removed
-    until it fits into ``max_bytes``. The folder belongs to the user alone, and nothing in it is unpickled.
+    An entry is one npz file, written under another name and renamed, with a checksum for each
+    array. A damaged entry is removed, and its file read again. Before an entry is written, the
+    least recently used ones are removed until it fits into ``max_bytes``. The folder belongs to the
+    user alone, and nothing in it is unpickled.
     """
 
     folder: str
@@ -94,15 +101,21 @@ class FileCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return check_private(folder)
 
-    def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> "CacheEntry | None":
-        """Return the entry of a file with these arrays, or ``None`` if it is larger than the whole cache.
+    def entry(
+        self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout
+    ) -> "CacheEntry | None":
+        """Return the entry of a file with these arrays, or ``None`` if it is larger than the whole
+        cache.
 
-        A file with another size or modification time (its ``stamp``), or another reader, has a different entry.
+        A file with another size or modification time (its ``stamp``), or another reader, has a
+        different entry.
         """
         if entry_bytes(rows, layout) > self.max_bytes:
             return None
         fields = sorted((key, field.dtype, field.shape) for key, field in layout.items())
-        digest = hashlib.sha256(json.dumps([file, stamp, reader, rows, fields]).encode()).hexdigest()
+        digest = hashlib.sha256(
+            json.dumps([file, stamp, reader, rows, fields]).encode()
+        ).hexdigest()
         return CacheEntry(self, digest[:40] + _SUFFIX, rows, layout)
 
     def make_room(self, size: int) -> None:
@@ -110,7 +123,8 @@ class FileCache:
         entries = []
         for entry in os.scandir(self.folder):
             if entry.name.endswith(_SUFFIX):
-                if entry.name.startswith("."):  # of a process that was killed: the others wait for the lock
+                # Of a process that was killed: the others wait for the lock.
+                if entry.name.startswith("."):
                     os.unlink(entry)
                 else:
                     status = entry.stat()
@@ -133,12 +147,17 @@ class CacheEntry:
     layout: Layout
 
     def load(self) -> Arrays | None:
-        """Return the arrays in the order of the layout; ``None`` if they are not in the cache, or damaged."""
+        """Return the arrays in the order of the layout; ``None`` if they are not in the cache, or
+        damaged.
+        """
         path = self.cache.open() / self.name
         try:
             stored = NpzReader().read(str(path), 0, self.rows)[0]
             numbers = {key: str(number) for number, key in enumerate(sorted(self.layout))}
-            arrays = {key: _decoded(stored[numbers[key]], self.rows, field) for key, field in self.layout.items()}
+            arrays = {
+                key: _decoded(stored[numbers[key]], self.rows, field)
+                for key, field in self.layout.items()
+            }
             os.utime(path)  # used now
         except FileNotFoundError:
             return None
@@ -162,7 +181,9 @@ class CacheEntry:
                 self.cache.make_room(entry_bytes(self.rows, self.layout))
                 with atomic_path(folder / self.name) as temporary:
                     keys = enumerate(sorted(self.layout))
-                    write_npz(temporary, {str(number): rows_of_bytes(arrays[key]) for number, key in keys})
+                    write_npz(
+                        temporary, {str(number): rows_of_bytes(arrays[key]) for number, key in keys}
+                    )
         except OSError as error:
             _LOG.warning("a file is not kept in the cache in %s: %s", folder, error)
 
@@ -181,7 +202,8 @@ def _dtype_of(field: Field) -> DType:
 
 def _decoded(stored: Block, rows: int, field: Field) -> Block:
     """Return an array from its stored bytes: numpy has no name for some tensor dtypes."""
-    dtype, flat = _dtype_of(field), np.asarray(stored).reshape(-1)
+    dtype = _dtype_of(field)
+    flat = np.asarray(stored).reshape(-1)
     if isinstance(dtype, torch.dtype):
         return torch.from_numpy(flat).view(dtype).reshape(rows, *field.shape)
     array: Block = flat.view(dtype).reshape(rows, *field.shape)

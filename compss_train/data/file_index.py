@@ -1,4 +1,6 @@
-"""Descriptions of many files, read from their headers in threads and optionally cached in a file, an index."""
+"""Descriptions of many files, read from their headers in threads and optionally cached in a file,
+an index.
+"""
 
 import json
 import os
@@ -29,15 +31,17 @@ def describe_files(
 ) -> list[Description | BadFileError]:
     """Return the description of each file, or the error raised by reading it.
 
-    ``index`` is a JSON file that caches the descriptions by path, ``None`` (default) for no cache. An entry is
-    valid while the file's size and modification time are the same. An unreadable cache is replaced.
+    ``index`` is a JSON file that caches the descriptions by path, ``None`` (default) for no cache.
+    An entry is valid while the file's size and modification time are the same. An unreadable cache
+    is replaced.
 
     Raises ``ValueError`` if ``index`` cannot be a file, or is a file but not an index.
     """
     path = None if index is None else Path(index).absolute()
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ValueError(f"index={str(index)!r}: give the name of a file in an existing folder")
-    entries, new = {} if path is None else _load(path), {}
+    entries = {} if path is None else _load(path)
+    new = {}
     name = "" if path is None else reader_id(reader)
     identity = f"{name} {None if keys is None else sorted(keys)}"
 
@@ -68,15 +72,19 @@ def describe_tables(
     keys: Collection[str] | None = None,
     index: str | os.PathLike[str] | None = None,
 ) -> tuple[TableReader, list[Description | BadFileError]]:
-    """Return what ``describe_files`` does, and a reader to which each column is the same in all files.
+    """Return what ``describe_files`` does, and a reader to which each column is the same in all
+    files.
 
-    If a column has strings in one file of a format without types, its numbers in other files are strings, too.
-    Raises ``BadFileError`` for a value that is no number in a column in which most distinct values are numbers.
+    If a column has strings in one file of a format without types, its numbers in other files are
+    strings, too. Raises ``BadFileError`` for a value that is no number in a column in which most
+    distinct values are numbers.
     """
     found = describe_files(files, reader, keys, index)
     good = {number: each for number, each in enumerate(found) if isinstance(each, Description)}
     texts = {name for each in good.values() for name in each.classes}
-    if not reader.is_typed and (others := [number for number, each in good.items() if texts - each.classes.keys()]):
+    if not reader.is_typed and (
+        others := [number for number, each in good.items() if texts - each.classes.keys()]
+    ):
         reader = reader.with_texts(sorted(texts))
         again = describe_files([files[number] for number in others], reader, keys, index)
         for number, each in zip(others, again, strict=True):
@@ -84,10 +92,16 @@ def describe_tables(
             if isinstance(each, Description):
                 good[number] = each
     for name in sorted(texts):
-        wrong = tables.no_number({value for each in good.values() for value in each.classes.get(name, ())})
+        wrong = tables.no_number(
+            {value for each in good.values() for value in each.classes.get(name, ())}
+        )
         if wrong is not None:
-            number = next(number for number, each in good.items() if wrong in each.classes.get(name, ()))
-            raise BadFileError(files[number], str(reader.no_number_error(files[number], name, wrong)))
+            number = next(
+                number for number, each in good.items() if wrong in each.classes.get(name, ())
+            )
+            raise BadFileError(
+                files[number], str(reader.no_number_error(files[number], name, wrong))
+            )
     return reader, found
 
 
@@ -108,8 +122,12 @@ def _load(path: Path) -> dict[str, Any]:
 def _description(entry: dict[str, Any]) -> Description:
     layout = entry["layout"]
     if layout is not None:
-        layout = {key: Field(field["dtype"], tuple(field["shape"])) for key, field in layout.items()}
+        layout = {
+            key: Field(field["dtype"], tuple(field["shape"])) for key, field in layout.items()
+        }
     classes = {name: tuple(values) for name, values in entry.get("classes", {}).items()}
     blocks, integers = (tuple(entry.get(name, ())) for name in ("blocks", "integers"))
     unread = int(entry.get("unread_frames", 0))
-    return Description(int(entry["rows"]), layout, blocks, classes, integers=integers, unread_frames=unread)
+    return Description(
+        int(entry["rows"]), layout, blocks, classes, integers=integers, unread_frames=unread
+    )

@@ -14,7 +14,13 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from compss_train._utils.nested import leaves
-from compss_train._utils.validation import check_choice, check_count, check_fraction, warn_once, warn_user
+from compss_train._utils.validation import (
+    check_choice,
+    check_count,
+    check_fraction,
+    warn_once,
+    warn_user,
+)
 from compss_train.data import file_cache, file_index
 from compss_train.data import layout as layouts
 from compss_train.data.locations import FileNames, absolute, file_names
@@ -36,7 +42,9 @@ FINGERPRINT_BYTES = 4096
 SPLIT_PARTS = 20
 """Minimum number of files, or of ranges of their rows, that a split draws from."""
 
-_LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
+_LOADER_HINT = (
+    "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
+)
 
 
 class FileDataset:
@@ -45,60 +53,66 @@ class FileDataset:
     Parameters
     ----------
     files:
-        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted (images given so have no y); or
-        a folder with a subfolder of images for each class. Names such as ``"s3://bucket/*.parquet"`` are opened
-        with ``fsspec``.
+        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted (images given so
+        have no y); or a folder with a subfolder of images for each class. Names such as
+        ``"s3://bucket/*.parquet"`` are opened with ``fsspec``.
     reader:
-        ``None`` (default) for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only),
-        HDF5, Parquet, Arrow (.arrow, .feather), JSON lines (.jsonl), CSV (.csv, .tsv), or images.
-        ``compss_train.data.readers`` has readers with options. Otherwise a function ``reader(filename,
-        get_data=False)`` that returns the number of samples, and with ``get_data=True`` a dict of arrays and that
-        number.
+        ``None`` (default) for the reader of the files' format: .npz, .npy (memory-mapped), .pt
+        (tensors only), HDF5, Parquet, Arrow (.arrow, .feather), JSON lines (.jsonl), CSV (.csv,
+        .tsv), or images. ``compss_train.data.readers`` has readers with options. Otherwise a
+        function ``reader(filename, get_data=False)`` that returns the number of samples, and with
+        ``get_data=True`` a dict of arrays and that number.
     files_len:
-        Number of samples in each file by name, so that the files need not be opened to count them; wrong numbers
-        are detected when a file is read. By default the constructor reads the headers of all files.
+        Number of samples in each file by name, so that the files need not be opened to count them;
+        wrong numbers are detected when a file is read. By default the constructor reads the headers
+        of all files.
     keys:
         Names of the arrays to read, all by default.
     x, y:
-        Names of the arrays of samples and targets for ``DistributedTrainer.fit``. With ``y=None``, or files of a
-        single array, the samples are their own targets. In tables (Parquet, Arrow, CSV) columns are arrays, and a
-        list of columns is one array of shape (samples, columns), of integers if all columns are. Several inputs or
-        targets are a dict or tuple of these: ``x={"numbers": ["a", "b"], "codes": ["c", "d"]}``.
+        Names of the arrays of samples and targets for ``DistributedTrainer.fit``. With ``y=None``,
+        or files of a single array, the samples are their own targets. In tables (Parquet, Arrow,
+        CSV) columns are arrays, and a list of columns is one array of shape (samples, columns), of
+        integers if all columns are. Several inputs or targets are a dict or tuple of these:
+        ``x={"numbers": ["a", "b"], "codes": ["c", "d"]}``.
     classes:
-        The classes of columns by column name, strings or numbers, or of images under ``"y"``; the first is class 0.
-        By default columns of strings have classes, the sorted values in all files; pass ``classes=train.classes``
-        to other data sets. A column is the same in all files: classes, or numbers.
+        The classes of columns by column name, strings or numbers, or of images under ``"y"``; the
+        first is class 0. By default columns of strings have classes, the sorted values in all
+        files; pass ``classes=train.classes`` to other data sets. A column is the same in all files:
+        classes, or numbers.
     weight:
         Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
-        Name of a small JSON file that caches headers while a file's size and modification time stay the same.
+        Name of a small JSON file that caches headers while a file's size and modification time stay
+        the same.
     on_bad_file:
-        ``"raise"`` (default) raises a ``BadFileError``, ``"skip"`` leaves out what cannot be read (a file, a row
-        group, an image) with a warning; both here and when it is read.
+        ``"raise"`` (default) raises a ``BadFileError``, ``"skip"`` leaves out what cannot be read
+        (a file, a row group, an image) with a warning; both here and when it is read.
     threads:
-        Number of files that each worker, or sampler, reads at the same time; 1 by default. The order of samples
-        does not depend on it. Of the ``file_buffer`` each thread needs one file, and the file in use another.
+        Number of files that each worker, or sampler, reads at the same time; 1 by default. The
+        order of samples does not depend on it. Of the ``file_buffer`` each thread needs one file,
+        and the file in use another.
     file_buffer:
         Maximum number of files that each worker holds in memory, 10 by default; 1 reads none ahead.
     cache:
-        Where to keep arrays for later rounds and epochs: ``"memory"``, or a folder on a local disk, shared by all
-        processes of the machine and by later fits. ``None`` (default) keeps nothing.
+        Where to keep arrays for later rounds and epochs: ``"memory"``, or a folder on a local disk,
+        shared by all processes of the machine and by later fits. ``None`` (default) keeps nothing.
     cache_bytes:
-        Size limit of the cache on each machine, in bytes; the least recently used files are evicted. By default 1
-        GiB in memory and 10 GiB in a folder.
+        Size limit of the cache on each machine, in bytes; the least recently used files are
+        evicted. By default 1 GiB in memory and 10 GiB in a folder.
 
-    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``classes`` of string
-    columns and images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes; and
-    ``reference``, the file that the layout was taken from.
+    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file;
+    ``classes`` of string columns and images; ``skipped``, the reason for each skipped file;
+    ``layout``, dtypes and shapes; and ``reference``, the file that the layout was taken from.
 
-    If a file has parts that can be read separately (row groups of Parquet, record batches of Arrow, images of a
-    folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on. Slices (``dataset[:100]``) and ``split``
-    return data sets of some of the rows, and name parts of files ``NAME[0:50]``.
+    If a file has parts that can be read separately (row groups of Parquet, record batches of Arrow,
+    images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on. Slices
+    (``dataset[:100]``) and ``split`` return data sets of some of the rows, and name parts of files
+    ``NAME[0:50]``.
 
-    Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or the ``cache``
-    cannot be created or other users may write to it; ``BadFileError`` for a file that is missing, empty, truncated
-    or corrupt according to its header, that contains Python objects (pickles), or whose arrays, shapes or dtypes
-    differ from those of the first file.
+    Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or
+    the ``cache`` cannot be created or other users may write to it; ``BadFileError`` for a file that
+    is missing, empty, truncated or corrupt according to its header, that contains Python objects
+    (pickles), or whose arrays, shapes or dtypes differ from those of the first file.
     """
 
     def __init__(
@@ -124,9 +138,11 @@ class FileDataset:
         self.file_buffer = check_count("file_buffer", file_buffer)
         self.cache = file_cache.make_cache(cache, cache_bytes)
         names = file_names(files)
-        self._paths = {name: absolute(name) for name in names}  # resolved now: the working directory can change
+        # Resolved now: the working directory can change.
+        self._paths = {name: absolute(name) for name in names}
         self.x, groups = column_groups("x", x)
-        self.y, self.weight = y, weight
+        self.y = y
+        self.weight = weight
         if y is not None:
             self.y, of_y = column_groups("y", y)
             groups |= of_y
@@ -142,9 +158,13 @@ class FileDataset:
         self.skipped: dict[str, str] = {}
         described = self._describe(names, files_len, index)
         found: dict[str, set[Any]] = {}  # a file may lack some of the classes
-        for name, values in chain.from_iterable(each.classes.items() for each in described.values()):
+        for name, values in chain.from_iterable(
+            each.classes.items() for each in described.values()
+        ):
             found.setdefault(name, set()).update(values)
-        self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(classes or {})
+        self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(
+            classes or {}
+        )
         self.integers = set.intersection(*(set(each.integers) for each in described.values()))
         """Columns of integers beside other columns of an array."""
         if found:
@@ -155,7 +175,9 @@ class FileDataset:
         self.blocks: dict[str, FileBlock] = {}
         for name, each in described.items():
             sizes = each.blocks or (each.rows,)
-            for number, (first, rows) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False)):
+            for number, (first, rows) in enumerate(
+                zip(accumulate(sizes, initial=0), sizes, strict=False)
+            ):
                 self.blocks[name if len(sizes) == 1 else f"{name}#{number}"] = FileBlock(
                     path=self._paths[name],
                     part=None if len(sizes) == 1 else number,
@@ -171,28 +193,38 @@ class FileDataset:
             self.layout = layout
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
-        if unread := {name: each.unread_frames for name, each in described.items() if each.unread_frames}:
+        if unread := {
+            name: each.unread_frames for name, each in described.items() if each.unread_frames
+        }:
             warn_user(
-                f"{sum(unread.values())} frames or pages of images are not read, the first of them in "
-                f"{next(iter(unread))}: only the first frame of an image is a sample"
+                f"{sum(unread.values())} frames or pages of images are not read, the first of "
+                f"them in {next(iter(unread))}: only the first frame of an image is a sample"
             )
         for name, each in described.items():
             if left_out := each.unread_files:
                 warn_user(
-                    f"{len(left_out)} images in {name} are no samples, the first of them {left_out[0]}: only those "
-                    f"in subfolders, one a class, are read, and of the formats {', '.join(image_files.SUFFIXES)}"
+                    f"{len(left_out)} images in {name} are no samples, the first of them "
+                    f"{left_out[0]}: only those in subfolders, one a class, are read, and of the "
+                    f"formats {', '.join(image_files.SUFFIXES)}"
                 )
 
     def _describe(
-        self, names: list[str], files_len: Mapping[str, int] | None, index: str | os.PathLike[str] | None
+        self,
+        names: list[str],
+        files_len: Mapping[str, int] | None,
+        index: str | os.PathLike[str] | None,
     ) -> dict[str, layouts.Description]:
         """Return the descriptions of the valid files, checked against the first one.
 
         With ``files_len``, only one valid file is opened, for its layout.
         """
-        reader, options, paths = self.reader, (self.keys, index), list(self._paths.values())
+        reader = self.reader
+        options = (self.keys, index)
+        paths = list(self._paths.values())
 
-        def described(paths: Sequence[str]) -> tuple[Reader, list[layouts.Description | BadFileError]]:
+        def described(
+            paths: Sequence[str],
+        ) -> tuple[Reader, list[layouts.Description | BadFileError]]:
             if isinstance(reader, TableReader):
                 return file_index.describe_tables(paths, reader, *options)
             return reader, file_index.describe_files(paths, reader, *options)
@@ -203,7 +235,9 @@ class FileDataset:
         else:
             for name in names:
                 if name not in files_len:
-                    raise ValueError(f"files_len lacks {name}; give a number of samples for each file")
+                    raise ValueError(
+                        f"files_len lacks {name}; give a number of samples for each file"
+                    )
                 check_count(f"files_len[{name!r}]", files_len[name])
             found = (described([path])[1][0] for path in paths)
         good: dict[str, layouts.Description] = {}
@@ -212,7 +246,9 @@ class FileDataset:
                 if isinstance(each, BadFileError):
                     raise each
                 if files_len is not None and each.rows != files_len[name]:
-                    raise BadFileError(path, f"has {each.rows} samples, but files_len has {files_len[name]}")
+                    raise BadFileError(
+                        path, (f"has {each.rows} samples, but files_len has {files_len[name]}")
+                    )
                 reference, first = next(iter(good.items()), (name, each))
                 with bad_file_errors(path):
                     layouts.check_same_description(each, first, reference)
@@ -225,29 +261,47 @@ class FileDataset:
                 if files_len is not None:
                     break
         if not good:
-            raise ValueError(f"all {len(names)} files were skipped; the last one {list(self.skipped.values())[-1]}")
+            raise ValueError(
+                f"all {len(names)} files were skipped; the last one "
+                f"{list(self.skipped.values())[-1]}"
+            )
         if files_len is None:
             return good
         like = replace(next(iter(good.values())), blocks=(), files=())
-        return {n: replace(like, rows=int(files_len[n])) for n in names if self._paths[n] not in self.skipped}
+        return {
+            n: replace(like, rows=int(files_len[n]))
+            for n in names
+            if self._paths[n] not in self.skipped
+        }
 
     @cached_property
     def layout(self) -> layouts.Layout:
-        """Dtypes and shapes of the arrays; reads the first valid file if the reader can only count samples."""
+        """Dtypes and shapes of the arrays; reads the first valid file if the reader can only count
+        samples.
+        """
         for number, name in enumerate(self.files):
             block = self.blocks[name]
-            part = FilePart(reader=self.reader, blocks={number: block}, keys=self.keys, layout=None, reference=name)
+            part = FilePart(
+                reader=self.reader,
+                blocks={number: block},
+                keys=self.keys,
+                layout=None,
+                reference=name,
+            )
             try:
                 arrays = part.read(RowRange(number, 0, block.rows))
             except BadFileError:
                 if self.on_bad_file == "raise":
                     raise
             else:
-                self.reference, self.layout = name, layout_of(arrays)
+                self.reference = name
+                self.layout = layout_of(arrays)
                 if (entry := self.part([number]).cache_entry(number)) is not None:
                     entry.store(arrays)
                 return self.layout
-        raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
+        raise ValueError(
+            f"none of the {len(self.files)} files can be read, for example {self.files[0]}"
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -266,44 +320,59 @@ class FileDataset:
     def __getitem__(self, batch: Any) -> Any:
         """Return the data set of a slice of rows, ``dataset[:100]``.
 
-        A batch of a ``PartialShuffleSampler`` is returned unchanged: ``DataLoader`` uses it as an index.
+        A batch of a ``PartialShuffleSampler`` is returned unchanged: ``DataLoader`` uses it as an
+        index.
         """
         if isinstance(batch, dict | list):
             return batch
         if not isinstance(batch, slice) or batch.step not in (None, 1):
             raise TypeError(
-                f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}, or a slice without a step"
+                f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}, or a slice "
+                "without a step"
             )
         start, stop, _ = batch.indices(len(self))
         firsts = zip(accumulate(self.sizes, initial=0), self.files_len.items(), strict=False)
-        ranges = ((name, max(0, start - first), min(rows, stop - first)) for first, (name, rows) in firsts)
+        ranges = (
+            (name, max(0, start - first), min(rows, stop - first)) for first, (name, rows) in firsts
+        )
         return self._of([each for each in ranges if each[1] < each[2]])
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
-        """Return two data sets, the second with about this fraction of the samples, in files drawn by the seed.
+        """Return two data sets, the second with about this fraction of the samples, in files drawn
+        by the seed.
 
-        Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one would be empty.
+        Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one
+        would be empty.
         """
         check_fraction("fraction", fraction)
         parts = self._ranges(SPLIT_PARTS)
         count = round(len(parts) * fraction)
         if not 0 < count < len(parts):
-            raise ValueError(f"fraction={fraction} of {len(parts)} parts is {count}; give another fraction")
+            raise ValueError(
+                f"fraction={fraction} of {len(parts)} parts is {count}; give another fraction"
+            )
         order = np.random.default_rng(seed).permutation(len(parts))
-        own, others = (self._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count]))
+        own, others = (
+            self._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count])
+        )
         return own, others
 
     def cut(self, parts: int) -> Self:
-        """Return a data set of at least this many parts: ranges of rows if there are fewer files."""
+        """Return a data set of at least this many parts: ranges of rows if there are fewer
+        files.
+        """
         return self if parts <= len(self.files) else self._of(self._ranges(parts))
 
     def _ranges(self, parts: int) -> list[tuple[str, int, int]]:
-        """Return at least this many ranges of rows if there are fewer files: a file's name, first row, and end."""
+        """Return at least this many ranges of rows if there are fewer files: a file's name, first
+        row, and end.
+        """
         pieces = math.ceil(parts / len(self.files))
         if pieces > 1 and isinstance(self.reader, TableReader):
             warn_once(
-                "there are too few Parquet row groups or CSV files to share: each is read whole for some of its "
-                "rows; write Parquet with a smaller row_group_size, or more files with compss-train shard"
+                "there are too few Parquet row groups or CSV files to share: each is read whole "
+                "for some of its rows; write Parquet with a smaller row_group_size, or more "
+                "files with compss-train shard"
             )
         ranges = []
         for name, rows in self.files_len.items():
@@ -312,31 +381,42 @@ class FileDataset:
         return ranges
 
     def _of(self, ranges: Sequence[tuple[str, int, int]]) -> Self:
-        """Return a data set of these rows: names of files or of their parts, first rows, and ends."""
+        """Return a data set of these rows: names of files or of their parts, first rows, and
+        ends.
+        """
         if not ranges:
             raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
-        dataset, dataset_blocks = copy.copy(self), {}
+        dataset = copy.copy(self)
+        dataset_blocks = {}
         for name, start, stop in ranges:
             block = self.blocks[name]
-            part = replace(block, first=block.first + start, rows=stop - start, files=block.files[start:stop])
+            part = replace(
+                block, first=block.first + start, rows=stop - start, files=block.files[start:stop]
+            )
             dataset_blocks[name if part == block else f"{name}[{start}:{stop}]"] = part
-        dataset.blocks, dataset.files = dataset_blocks, list(dataset_blocks)
+        dataset.blocks = dataset_blocks
+        dataset.files = list(dataset_blocks)
         dataset.files_len = {name: block.rows for name, block in dataset_blocks.items()}
         dataset.reference = dataset.files[0]
         return dataset
 
     def __getitems__(self, batches: Any) -> Any:
-        """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the sampler's batches."""
+        """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the
+        sampler's batches.
+        """
         raise TypeError(f"a sampler of files yields whole batches; {_LOADER_HINT}")
 
     def with_floats(self, floats: str) -> Self:
-        """Return this data set; for tables with floats of other dtypes, a copy that converts them to ``floats``."""
+        """Return this data set; for tables with floats of other dtypes, a copy that converts them
+        to ``floats``.
+        """
         reader, layout = self.reader.with_floats(self.layout, floats)
         if reader is self.reader:
             return self
         dataset = copy.copy(self)
         vars(dataset).pop("_reader_id", None)  # of the reader before
-        dataset.reader, dataset.layout = reader, layout
+        dataset.reader = reader
+        dataset.layout = layout
         return dataset
 
     def reset(self) -> None:
@@ -344,7 +424,9 @@ class FileDataset:
 
     @cached_property
     def _reader_id(self) -> str:
-        """Identifies the reader in the cache; a reader that cannot be pickled is unique to its data set."""
+        """Identifies the reader in the cache; a reader that cannot be pickled is unique to its data
+        set.
+        """
         return reader_id(self.reader) or secrets.token_hex(16)
 
     def part(self, numbers: Sequence[int], keys: tuple[str, ...] | None = None) -> FilePart:
@@ -364,13 +446,17 @@ class FileDataset:
         )
 
     def fingerprint(self) -> int | None:
-        """Return a checksum of some bytes of some files, to detect other data; ``None`` if they are not here."""
-        blocks, checksum = list(self.blocks.values()), 0
+        """Return a checksum of some bytes of some files, to detect other data; ``None`` if they are
+        not here.
+        """
+        blocks = list(self.blocks.values())
+        checksum = 0
         for block in blocks[:: math.ceil(len(blocks) / FINGERPRINT_FILES)]:
             try:
                 with open(block.row_names()[0] if block.files else block.path, "rb") as file:
                     size = file.seek(0, os.SEEK_END)
-                    for place in (0, size // 2, max(0, size - FINGERPRINT_BYTES)):  # of .npz the directory
+                    # Of .npz the directory.
+                    for place in (0, size // 2, max(0, size - FINGERPRINT_BYTES)):
                         file.seek(place)
                         checksum = zlib.crc32(file.read(FINGERPRINT_BYTES), checksum)
             except OSError:
@@ -383,7 +469,12 @@ class FileDataset:
         Raises ``ValueError`` if an array is missing.
         """
         names = list(self.layout)
-        if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None) and self.y != names[0]:
+        if (
+            len(names) == 1
+            and self.x in ("x", names[0])
+            and self.y in ("y", None)
+            and self.y != names[0]
+        ):
             return (names[0],)
         wanted = {"x": self.x} if self.y is None or not targets else {"x": self.x, "y": self.y}
         for role, given in wanted.items():
@@ -392,18 +483,22 @@ class FileDataset:
         return tuple(leaves(wanted))
 
     def weight_key(self) -> str | None:
-        """Return the name of the array of weights, if any; raise ``ValueError`` if the array is unsuitable."""
+        """Return the name of the array of weights, if any; raise ``ValueError`` if the array is
+        unsuitable.
+        """
         if self.weight is not None:
             self._check_key("weight", self.weight)
-            layouts.check_weight_shape(f"{self.weight!r} in {self.files[0]}", self.layout[self.weight].shape)
+            layouts.check_weight_shape(
+                f"{self.weight!r} in {self.files[0]}", self.layout[self.weight].shape
+            )
         return self.weight
 
     def _check_key(self, role: str, name: str) -> None:
         if name not in self.layout:
             hint = "weight=...)" if role == "weight" else "x=..., y=...), y=None for no targets"
             raise ValueError(
-                f"{self.files[0]} has no array {name!r} for {role}, it has {layouts.quote_names(self.layout)}; "
-                f"choose one with FileDataset(..., {hint}"
+                f"{self.files[0]} has no array {name!r} for {role}, it has "
+                f"{layouts.quote_names(self.layout)}; choose one with FileDataset(..., {hint}"
             )
 
     def check_dtypes(self, keys: Collection[str] | None) -> None:

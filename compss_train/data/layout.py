@@ -17,14 +17,27 @@ from compss_train.data.block import Block, check_dtype
 
 
 class FileContentError(ValueError):
-    """A file has invalid content. The message continues a sentence that starts with the file's name."""
+    """A file has invalid content. The message continues a sentence that starts with the file's
+    name.
+    """
 
 
 CONTENT_ERRORS = (
-    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, AssertionError),
+    *(
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        RuntimeError,
+        AssertionError,
+    ),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, pickle.PickleError),
 )
-"""What a parser raises besides ``OSError``; packages that access remote stores have their own classes."""
+"""What a parser raises besides ``OSError``; packages that access remote stores have their own
+classes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,9 @@ class Description:
     layout: Layout | None
     """``None`` if the reader can only count the samples."""
     blocks: tuple[int, ...] = ()
-    """Number of rows of each separately readable part of the file, in order; empty for a file without parts."""
+    """Number of rows of each separately readable part of the file, in order; empty for a file
+    without parts.
+    """
     classes: Mapping[str, tuple[Any, ...]] = dataclass_field(default_factory=dict)
     """The distinct values of columns that are read as class indices."""
     files: tuple[str, ...] = ()
@@ -80,22 +95,33 @@ def is_supported(field: Field) -> bool:
         return True
     try:
         check_dtype(np.dtype(field.dtype))
-    except (TypeError, ValueError):  # numpy cannot parse its own representation of structured dtypes
+    except (
+        TypeError,
+        ValueError,
+    ):  # numpy cannot parse its own representation of structured dtypes
         return False
     return True
 
 
 def check_same_layout(layout: Layout, reference: Layout, name: str) -> None:
-    """Raise ``FileContentError`` unless the layout equals that of the reference file, called ``name``."""
+    """Raise ``FileContentError`` unless the layout equals that of the reference file, called
+    ``name``.
+    """
     if set(layout) != set(reference):
-        raise FileContentError(f"holds arrays {quote_names(layout)}, but {name} holds {quote_names(reference)}")
+        raise FileContentError(
+            f"holds arrays {quote_names(layout)}, but {name} holds {quote_names(reference)}"
+        )
     for key, field in layout.items():
         if field != reference[key]:
-            raise FileContentError(f"holds samples of {field} in {key!r}, but {name} of {reference[key]}")
+            raise FileContentError(
+                f"holds samples of {field} in {key!r}, but {name} of {reference[key]}"
+            )
 
 
 def check_same_description(own: Description, reference: Description, name: str) -> None:
-    """Raise ``FileContentError`` unless columns are classes, and layouts equal, as in the file called ``name``."""
+    """Raise ``FileContentError`` unless columns are classes, and layouts equal, as in the file
+    called ``name``.
+    """
 
     def held(described: Description, column: str) -> str:
         kinds = sorted({type(value).__name__ for value in described.classes.get(column, ())})
@@ -103,7 +129,9 @@ def check_same_description(own: Description, reference: Description, name: str) 
 
     for column in own.classes.keys() | reference.classes.keys():
         if (mine := held(own, column)) != (other := held(reference, column)):
-            raise FileContentError(f"holds {mine} in {column!r}, but {name} holds {other}: make all of one type")
+            raise FileContentError(
+                f"holds {mine} in {column!r}, but {name} holds {other}: make all of one type"
+            )
     if own.layout is not None and reference.layout is not None:
         check_same_layout(own.layout, reference.layout, name)
 
@@ -115,7 +143,8 @@ def common_length(lengths: Mapping[str, int]) -> int:
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
         raise FileContentError(
-            f"holds arrays of different lengths: {described}; each needs a row per sample: select with keys="
+            f"holds arrays of different lengths: {described}; each needs a row per sample: "
+            "select with keys="
         )
     length = next(iter(lengths.values()))
     if length == 0:
@@ -131,4 +160,6 @@ def quote_names(names: Iterable[str]) -> str:
 def check_weight_shape(name: str, shape: tuple[int, ...]) -> None:
     """Raise ``ValueError`` unless samples of this shape are single numbers, as weights must be."""
     if shape not in ((), (1,)):
-        raise ValueError(f"{name} has the shape {shape} for each sample; give one number per sample")
+        raise ValueError(
+            f"{name} has the shape {shape} for each sample; give one number per sample"
+        )

@@ -1,4 +1,6 @@
-"""Where files are: names and patterns of local files and of files that ``fsspec`` reaches (S3, GCS, HTTP)."""
+"""Where files are: names and patterns of local files and of files that ``fsspec`` reaches (S3, GCS,
+HTTP).
+"""
 
 import glob
 import hashlib
@@ -23,12 +25,15 @@ _VERSIONS = {
 
 
 def is_remote(name: str) -> bool:
-    """Return whether this is the name of a file in another store, such as ``s3://bucket/train.parquet``."""
+    """Return whether this is the name of a file in another store, such as
+    ``s3://bucket/train.parquet``.
+    """
     return "://" in name
 
 
 def absolute(name: str) -> str:
-    """Return an absolute path; names with ``://``, which are not local files, are returned unchanged.
+    """Return an absolute path; names with ``://``, which are not local files, are returned
+    unchanged.
 
     The archive of ``zip://train.npz::archive.zip`` is a local file.
     """
@@ -39,7 +44,9 @@ def absolute(name: str) -> str:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a name in lower case, with the dot; the query of a URL is ignored, and its archive."""
+    """Return the suffix of a name in lower case, with the dot; the query of a URL is ignored, and
+    its archive.
+    """
     if is_remote(name):
         inner, _, archive = name.partition("::")
         name = (inner if is_remote(inner) else archive).partition("?")[0]
@@ -53,10 +60,14 @@ def file_names(files: FileNames) -> list[str]:
     else:
         names = [os.fspath(file) for file in files]
     if not names:
-        raise ValueError(f"files={files!r}: no files found; give names, or a pattern that matches some")
+        raise ValueError(
+            f"files={files!r}: no files found; give names, or a pattern that matches some"
+        )
     counts = Counter(absolute(name) for name in names)
     if len(counts) < len(names):
-        raise ValueError(f"{counts.most_common(1)[0][0]} occurs more than once; name each file once")
+        raise ValueError(
+            f"{counts.most_common(1)[0][0]} occurs more than once; name each file once"
+        )
     return names
 
 
@@ -87,22 +98,29 @@ def is_folder(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or a folder in its path is hidden, or belongs to a system rather than to the data."""
+    """Return whether a file or a folder in its path is hidden, or belongs to a system rather than
+    to the data.
+    """
     parts = (part for part in name.split("/") if part not in (".", ".."))
     return any(part.startswith(".") or part in ("__MACOSX", "@eaDir") for part in parts)
 
 
 def files_below(folder: str) -> list[str]:
-    """Return the files in a folder and its subfolders that are not hidden: names relative to it, with slashes.
+    """Return the files in a folder and its subfolders that are not hidden: names relative to it,
+    with slashes.
 
     Links are followed, but each folder is listed once: links in a circle end.
     """
     if is_remote(folder):
         system, path = file_system(folder)
         prefix = path.rstrip("/") + "/" if path else ""  # which an archive's root lacks
-        names = [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
+        names = [
+            found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)
+        ]
         return [name for name in names if not is_hidden(name)]
-    names, listed, left = [], set[tuple[int, int]](), deque([""])
+    names = []
+    listed = set[tuple[int, int]]()
+    left = deque([""])
     while left:
         inside = left.popleft()
         status = os.stat(os.path.join(folder, inside))
@@ -135,7 +153,9 @@ def open_binary(path: str) -> BinaryIO | Any:
 
 @contextmanager
 def openable(path: str) -> Iterator[str | BinaryIO | Any]:
-    """Yield an argument for libraries that open files: a local file's path, or an open remote file."""
+    """Yield an argument for libraries that open files: a local file's path, or an open remote
+    file.
+    """
     if not is_remote(path):
         _check_regular(path)
         yield path
@@ -170,10 +190,12 @@ def file_stamp(file: str) -> list[int] | None:
 
 
 def file_system(path: str) -> tuple[Any, str]:
-    """Return the fsspec file system, with options from fsspec's configuration, and the name within it.
+    """Return the fsspec file system, with options from fsspec's configuration, and the name within
+    it.
 
-    Raises ``ImportError``, which names the package to install, if the store needs one that is missing, and
-    ``ValueError`` for ``reference://``: a file of references chooses which other files are read.
+    Raises ``ImportError``, which names the package to install, if the store needs one that is
+    missing, and ``ValueError`` for ``reference://``: a file of references chooses which other files
+    are read.
     """
     if any(part.partition("://")[0] == "reference" for part in path.split("::")):
         raise ValueError(f"{path}: files of references are not read; name the files themselves")

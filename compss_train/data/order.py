@@ -1,7 +1,9 @@
-"""Random orders of blocks, samples and files: pure functions of seed and epoch, the same on every engine.
+"""Random orders of blocks, samples and files: pure functions of seed and epoch, the same on every
+engine.
 
-An epoch's files are put in a new order, concatenated and cut into partitions of equal size. A partition consists of
-whole files and of row ranges of at most two files at its ends, so that it can be read file by file.
+An epoch's files are put in a new order, concatenated and cut into partitions of equal size. A
+partition consists of whole files and of row ranges of at most two files at its ends, so that it can
+be read file by file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,8 +58,8 @@ def bucketed_order(
 ) -> NDArray[Any]:
     """Return a random order of a block's rows with samples of similar lengths in each batch.
 
-    The samples in their ``row_order`` are taken ``BUCKETED`` batches at a time, sorted by length and cut into
-    batches again, which are then shuffled. ``bounds`` are the batches' (start, stop).
+    The samples in their ``row_order`` are taken ``BUCKETED`` batches at a time, sorted by length
+    and cut into batches again, which are then shuffled. ``bounds`` are the batches' (start, stop).
     """
     order = row_order(seed, epoch, block, len(lengths))
     random = _generator(seed, _Stream.BUCKETS, epoch, block)
@@ -75,7 +77,9 @@ def bucketed_order(
 
 
 def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
-    """Return a uniform permutation of all samples, as int32 if that can hold their numbers, else as int64."""
+    """Return a uniform permutation of all samples, as int32 if that can hold their numbers, else as
+    int64.
+    """
     numbers = np.arange(samples, dtype=np.int32 if samples < 2**31 else np.int64)
     _generator(seed, _Stream.SAMPLES, epoch).shuffle(numbers)
     return numbers
@@ -91,12 +95,16 @@ def worker_seed(seed: int, worker: int) -> int:
 
 
 def buffer_seed(seed: int, epoch: int, block: int) -> int:
-    """Return the seed of a buffer's draws; ``block`` is the first one that enters the buffer in that epoch."""
+    """Return the seed of a buffer's draws; ``block`` is the first one that enters the buffer in
+    that epoch.
+    """
     return _derived_seed(seed, _Stream.BUFFERS, epoch, block)
 
 
 def transform_seed(seed: int, epoch: int, block: int, position: int) -> int:
-    """Return the seed of a transform's draws for the batch whose first sample is at this place of the epoch."""
+    """Return the seed of a transform's draws for the batch whose first sample is at this place of
+    the epoch.
+    """
     return _derived_seed(seed, _Stream.TRANSFORMS, epoch, block, position)
 
 
@@ -107,7 +115,9 @@ def partition_order(seed: int, epoch: int, partitions: int) -> list[int]:
 
 
 def partial_shuffle_generator(seed: int, epoch: int, *origin: int) -> np.random.Generator:
-    """Return the generator of a partial shuffle; ``origin`` is the place in the epoch where it begins."""
+    """Return the generator of a partial shuffle; ``origin`` is the place in the epoch where it
+    begins.
+    """
     return _generator(seed, _Stream.PARTIAL, epoch, *origin)
 
 
@@ -134,14 +144,19 @@ class RowRange:
         return self.stop - self.start
 
 
-def partition_files(sizes: Sequence[int], partitions: int, seed: int, epoch: int) -> list[list[RowRange]]:
-    """Return the partitions of an epoch: every row of every file once, in sizes that differ by one at most.
+def partition_files(
+    sizes: Sequence[int], partitions: int, seed: int, epoch: int
+) -> list[list[RowRange]]:
+    """Return the partitions of an epoch: every row of every file once, in sizes that differ by one
+    at most.
 
     The files are in the epoch's block order. The partitions are in a random order of their own.
     """
     rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)))
     bounds = even_parts(rows.length, partitions)
-    return [list(rows.slice(*bounds[number])) for number in partition_order(seed, epoch, partitions)]
+    return [
+        list(rows.slice(*bounds[number])) for number in partition_order(seed, epoch, partitions)
+    ]
 
 
 def rank_row_ranges(
@@ -156,19 +171,24 @@ def rank_row_ranges(
 ) -> list[RowRange]:
     """Return the row ranges of one rank; all ranks get the same number of rows.
 
-    The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used twice. With
-    ``drop_last``, at most that many rows at the end of the epoch are left out instead. Without ``shuffle``, files
-    and ranks stay in order.
+    The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used
+    twice. With ``drop_last``, at most that many rows at the end of the epoch are left out instead.
+    Without ``shuffle``, files and ranks stay in order.
     """
     rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes)))
     number = partition_order(seed, epoch, num_ranks)[rank] if shuffle else rank
     size = rows_of_rank(rows.length, num_ranks, drop_last=drop_last)
     start = number * size % rows.length
-    return [*rows.slice(start, min(rows.length, start + size)), *rows.slice(0, start + size - rows.length)]
+    return [
+        *rows.slice(start, min(rows.length, start + size)),
+        *rows.slice(0, start + size - rows.length),
+    ]
 
 
 def rows_of_rank(rows: int, num_ranks: int, *, drop_last: bool) -> int:
-    """Return the number of rows of each rank: an equal share, rounded down with ``drop_last`` and up without."""
+    """Return the number of rows of each rank: an equal share, rounded down with ``drop_last`` and
+    up without.
+    """
     return rows // num_ranks if drop_last else -(-rows // num_ranks)
 
 
@@ -184,6 +204,8 @@ class _EpochRows:
         """Iterate over the row ranges of rows ``start`` to ``stop``."""
         index = int(np.searchsorted(self._bounds, start, side="right")) - 1
         while start < stop:
-            first, end = int(self._bounds[index]), min(stop, int(self._bounds[index + 1]))
+            first = int(self._bounds[index])
+            end = min(stop, int(self._bounds[index + 1]))
             yield RowRange(self._order[index], start - first, end - first)
-            start, index = end, index + 1
+            start = end
+            index = index + 1

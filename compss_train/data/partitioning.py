@@ -1,11 +1,13 @@
-"""Partitioning: which worker trains on which samples in which round, a pure function of sizes, seed and epoch.
+"""Partitioning: which worker trains on which samples in which round, a pure function of sizes, seed
+and epoch.
 
-A *block pass* is one pass over the samples of one block. Block passes are assigned to workers round-robin within an
-epoch. In a partial shuffle each worker gets an equal run of consecutive rows instead, with parts of blocks at its
-ends. A *round* is the training between two merges: n epochs, n blocks a worker within an epoch (in a partial
-shuffle: as many samples as n blocks have on average), n batches a worker, or the whole fit. Rounds of batches
-do not change the batches: a worker trains the same ones as in a round of whole epochs. Several workers may share a
-task: those of an aligned range, whose results are one node of the tree of ``weighted_mean``.
+A *block pass* is one pass over the samples of one block. Block passes are assigned to workers
+round-robin within an epoch. In a partial shuffle each worker gets an equal run of consecutive rows
+instead, with parts of blocks at its ends. A *round* is the training between two merges: n epochs, n
+blocks a worker within an epoch (in a partial shuffle: as many samples as n blocks have on average),
+n batches a worker, or the whole fit. Rounds of batches do not change the batches: a worker trains
+the same ones as in a round of whole epochs. Several workers may share a task: those of an aligned
+range, whose results are one node of the tree of ``weighted_mean``.
 """
 
 import heapq
@@ -26,7 +28,9 @@ Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks", "batches"]
 
 MergeEvery: TypeAlias = int | Callable[[int], int] | None
-"""The number of units between two merges, or a function of the epoch, counted from 0, that returns it; else 1."""
+"""The number of units between two merges, or a function of the epoch, counted from 0, that returns
+it; else 1.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +63,9 @@ class BlockPass(PickledByFields):
         return self.skip + self.size + self.rest
 
     def part(self, start: int, stop: int) -> Self:
-        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of training."""
+        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of
+        training.
+        """
         return replace(
             self,
             size=stop - start,
@@ -91,29 +97,41 @@ class Batching:
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
     """Return the sizes of the batches that hold every sample of these passes once.
 
-    Sizes differ by one at most. With a fixed number of batches a block, their total is the same as block by block.
+    Sizes differ by one at most. With a fixed number of batches a block, their total is the same as
+    block by block.
     """
     samples = sum(block_pass.size for block_pass in block_passes)
     if not samples:
         return []
-    joint = batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
+    joint = (
+        batching
+        if batching.number is None
+        else replace(batching, number=batching.number * len(block_passes))
+    )
     return [stop - start for start, stop in joint.bounds(samples)]
 
 
 def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
     """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
-    skip, bounds = block_pass.skip, batching.bounds(block_pass.whole)
-    return [(start - skip, stop - skip) for start, stop in bounds if 0 <= start - skip < block_pass.size]
+    skip = block_pass.skip
+    bounds = batching.bounds(block_pass.whole)
+    return [
+        (start - skip, stop - skip) for start, stop in bounds if 0 <= start - skip < block_pass.size
+    ]
 
 
 def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> WorkerAssignment:
-    """Return the parts of the passes with samples ``start`` to ``stop`` of all passes, in the order of training."""
+    """Return the parts of the passes with samples ``start`` to ``stop`` of all passes, in the order
+    of training.
+    """
     parts = []
     for block_pass in assignment:
-        low, high = max(start, 0), min(stop, block_pass.size)
+        low = max(start, 0)
+        high = min(stop, block_pass.size)
         if low < high:
             parts.append(block_pass.part(low, high))
-        start, stop = start - block_pass.size, stop - block_pass.size
+        start = start - block_pass.size
+        stop = stop - block_pass.size
     return tuple(parts)
 
 
@@ -125,7 +143,11 @@ def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
     runs: list[list[BlockPass]] = []
     for part in parts:
         last = runs[-1][-1] if runs else None
-        if last and (last.block, last.epoch, last.skip + last.size) == (part.block, part.epoch, part.skip):
+        if last and (last.block, last.epoch, last.skip + last.size) == (
+            part.block,
+            part.epoch,
+            part.skip,
+        ):
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -143,9 +165,11 @@ def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
 
 
 PutCounts: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-"""Given the sizes of the batches that hold a worker's samples, how many samples are put before each draw.
+"""Given the sizes of the batches that hold a worker's samples, how many samples are put before each
+draw.
 
-A buffer that gives every sample several times draws that many times more batches, with a count for each.
+A buffer that gives every sample several times draws that many times more batches, with a count for
+each.
 """
 
 
@@ -166,7 +190,9 @@ class Draws:
     sizes: tuple[int, ...]
     """Sizes of the batches."""
     puts: tuple[int, ...]
-    """For each batch, how many samples of the epoch are in the buffer's input before it is drawn."""
+    """For each batch, how many samples of the epoch are in the buffer's input before it is
+    drawn.
+    """
     drawn: int = 0
     """Samples of the epoch in the batches before these."""
     put_before: int = 0
@@ -177,9 +203,12 @@ class Draws:
     """Whether the last of these batches is the last one of the epoch."""
 
     @classmethod
-    def of_epoch(cls, assignment: WorkerAssignment, batching: Batching, put_counts: PutCounts) -> Self:
+    def of_epoch(
+        cls, assignment: WorkerAssignment, batching: Batching, put_counts: PutCounts
+    ) -> Self:
         """Return the draws of all batches of a worker's passes over the blocks of one epoch."""
-        sizes, first = tuple(batch_sizes(assignment, batching)), assignment[0]
+        sizes = tuple(batch_sizes(assignment, batching))
+        first = assignment[0]
         puts = tuple(put_counts(sizes))
         return cls(
             epoch=first.epoch,
@@ -191,7 +220,9 @@ class Draws:
         )
 
     def part(self, first: int, stop: int) -> Self:
-        """Return the draws of the epoch's batches ``first`` to ``stop``; the range may exceed the epoch."""
+        """Return the draws of the epoch's batches ``first`` to ``stop``; the range may exceed the
+        epoch.
+        """
         return replace(
             self,
             sizes=self.sizes[first:stop],
@@ -208,7 +239,9 @@ class Draws:
         return sum(self.sizes)
 
     def put_of(self, assignment: WorkerAssignment) -> WorkerAssignment:
-        """Return the parts of a worker's passes over the epoch whose samples are put for these batches."""
+        """Return the parts of a worker's passes over the epoch whose samples are put for these
+        batches.
+        """
         return cut_assignment(assignment, self.put_before, self.puts[-1]) if self.puts else ()
 
 
@@ -223,7 +256,9 @@ class ResumePoint:
     epoch: int
     """Completed epochs, including those of earlier fits."""
     units: int = 0
-    """Trained units of the next epoch: blocks, or batches, or equal parts of the epoch in a partial shuffle."""
+    """Trained units of the next epoch: blocks, or batches, or equal parts of the epoch in a partial
+    shuffle.
+    """
     cut_for: int = 0
     """Number of workers that the current epoch was partitioned for; 0 at the start of an epoch."""
 
@@ -244,16 +279,22 @@ class Round:
     resume_point: ResumePoint
     """Where the next round begins."""
     spans: tuple[Span, ...] = ()
-    """The part of the epoch that each worker trains, by its own batches; empty for a round of whole epochs."""
+    """The part of the epoch that each worker trains, by its own batches; empty for a round of whole
+    epochs.
+    """
     draws: tuple[Draws | None, ...] = ()
-    """Each worker's draws from a buffer that merges do not empty; the assignments are what workers put into it."""
+    """Each worker's draws from a buffer that merges do not empty; the assignments are what workers
+    put into it.
+    """
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Samples of each worker."""
         if self.draws:
             return tuple(draws.samples if draws else 0 for draws in self.draws)
-        return tuple([sum([block_pass.size for block_pass in assignment]) for assignment in self.assignments])
+        return tuple(
+            [sum([block_pass.size for block_pass in assignment]) for assignment in self.assignments]
+        )
 
 
 @dataclass(frozen=True)
@@ -274,15 +315,18 @@ class RoundPlan:
     merge_every: MergeEvery = None
     merge_unit: MergeUnit = "epochs"
     put_counts: PutCounts | None = None
-    """For a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
+    """For a buffer that merges by batches do not empty. An epoch must then end with the workers
+    that began it.
+    """
 
     def rounds(self, is_over: Callable[[], bool] = lambda: False) -> Iterator[Round]:
         """Iterate over the rounds; the order of an epoch is computed when the epoch is reached.
 
-        A round of many epochs takes long to plan: ``is_over`` is called for each epoch, and ends the iteration by
-        returning ``True``.
+        A round of many epochs takes long to plan: ``is_over`` is called for each epoch, and ends
+        the iteration by returning ``True``.
         """
-        epochs, numbers = range(self.start.epoch, self.stop), count(self.first_round)
+        epochs = range(self.start.epoch, self.stop)
+        numbers = count(self.first_round)
         if self.merge_unit == "epochs" or self.merge_every == 0:
             return self._rounds_of_epochs(epochs, numbers, is_over)
         return self._rounds_within_epochs(epochs, numbers)
@@ -290,8 +334,11 @@ class RoundPlan:
     @property
     def samples_left(self) -> int:
         """Number of samples to train on, each counted as often as it is drawn in an epoch."""
-        start, epochs = self.start, range(self.start.epoch, self.stop)
-        trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and epochs else []
+        start = self.start
+        epochs = range(self.start.epoch, self.stop)
+        trained = (
+            self._units(start.epoch, start.cut_for)[: start.units] if start.units and epochs else []
+        )
         trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
         passes = 1 if self.put_counts is None else len(self.put_counts([1]))
         return passes * sum(self.sizes) * len(epochs) - trained_samples
@@ -306,7 +353,9 @@ class RoundPlan:
                 if is_over():
                     return
                 planned.append(self._epoch_assignments(epoch, self.num_workers))
-            assignments = tuple(tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True))
+            assignments = tuple(
+                tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True)
+            )
             yield Round(next(numbers), own.stop - 1, assignments, ResumePoint(own.stop))
 
     def _rounds_within_epochs(self, epochs: range, numbers: Iterator[int]) -> Iterator[Round]:
@@ -323,22 +372,36 @@ class RoundPlan:
             whole: list[Draws | None] = []
             if self.put_counts is not None:
                 of_workers = self._epoch_assignments(epoch, self.num_workers)
-                whole = [Draws.of_epoch(own, self.batching, self.put_counts) if own else None for own in of_workers]
+                whole = [
+                    Draws.of_epoch(own, self.batching, self.put_counts) if own else None
+                    for own in of_workers
+                ]
             for first in range(start.units, len(units), size):
                 stop = first + size
-                resume_point = ResumePoint(epoch, stop, cut_for) if stop < len(units) else ResumePoint(epoch + 1)
+                resume_point = (
+                    ResumePoint(epoch, stop, cut_for)
+                    if stop < len(units)
+                    else ResumePoint(epoch + 1)
+                )
                 spans = tuple(self._spans(counted, first, min(stop, len(units))))
-                draws = tuple(each and each.part(first // cut_for, stop // cut_for) for each in whole)
+                draws = tuple(
+                    each and each.part(first // cut_for, stop // cut_for) for each in whole
+                )
                 if draws:
                     both = zip(draws, of_workers, strict=True)
                     assignments = [each.put_of(own) if each else () for each, own in both]
                 else:
-                    of_round = (units[first:stop][worker :: self.num_workers] for worker in range(self.num_workers))
+                    of_round = (
+                        units[first:stop][worker :: self.num_workers]
+                        for worker in range(self.num_workers)
+                    )
                     assignments = [join_parts(chain.from_iterable(own)) for own in of_round]
                 yield Round(next(numbers), epoch, tuple(assignments), resume_point, spans, draws)
 
     def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
-        """Return a zero for each worker, then for each unit the number of its worker's batches up to its end."""
+        """Return a zero for each worker, then for each unit the number of its worker's batches up
+        to its end.
+        """
         is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
         counted = [0] * self.num_workers
         for number, unit in enumerate(units):
@@ -349,18 +412,22 @@ class RoundPlan:
     def _spans(self, counted: list[int], first: int, stop: int) -> Iterator[Span]:
         """Iterate over the workers' spans of a round from unit ``first`` to ``stop``.
 
-        Units before the round count for the worker that would have had them with this number of workers.
+        Units before the round count for the worker that would have had them with this number of
+        workers.
         """
         for worker in range(first, first + self.num_workers):
             ends = (first, stop, len(counted) - self.num_workers)
-            before, after, total = (counted[end + (worker - end) % self.num_workers] for end in ends)
+            before, after, total = (
+                counted[end + (worker - end) % self.num_workers] for end in ends
+            )
             yield Fraction(before, total or 1), Fraction(after, total or 1)
 
     def _units(self, epoch: int, workers: int) -> list[WorkerAssignment]:
-        """Return the units of an epoch's rounds, in the order in which they are assigned to workers round-robin.
+        """Return the units of an epoch's rounds, in the order in which they are assigned to workers
+        round-robin.
 
-        A unit is a block pass; or a batch, empty for workers that have run out of them; or, in a partial shuffle,
-        an equal part of the epoch, one for each worker and round.
+        A unit is a block pass; or a batch, empty for workers that have run out of them; or, in a
+        partial shuffle, an equal part of the epoch, one for each worker and round.
         """
         if self.shuffle == "partial":
             every = units_between_merges(epoch, self.merge_every)
@@ -368,7 +435,9 @@ class RoundPlan:
                 rounds = -(-len(self.sizes) // (workers * every))
             else:
                 of_workers = self._equal_parts(epoch, workers)
-                rounds = -(-max(len(batch_sizes(part, self.batching)) for part in of_workers) // every)
+                rounds = -(
+                    -max(len(batch_sizes(part, self.batching)) for part in of_workers) // every
+                )
             parts = self._equal_parts(epoch, rounds * workers)
             return [part for number in range(rounds) for part in parts[number::rounds]]
         if self.merge_unit == "batches":
@@ -377,10 +446,14 @@ class RoundPlan:
         return [(block_pass,) for block_pass in self._block_passes(epoch)]
 
     def _batches(self, assignment: WorkerAssignment) -> list[WorkerAssignment]:
-        """Return the batches of a worker's epoch; with a buffer, the batches drawn if it preserved the order."""
+        """Return the batches of a worker's epoch; with a buffer, the batches drawn if it preserved
+        the order.
+        """
         if self.put_counts is not None:
             bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
-            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * len(self.put_counts([1]))
+            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * len(
+                self.put_counts([1])
+            )
         return [
             (block_pass.part(start, stop),)
             for block_pass in assignment
@@ -396,13 +469,18 @@ class RoundPlan:
     def _equal_parts(self, epoch: int, number: int) -> list[WorkerAssignment]:
         """Return equal parts of the epoch's samples, each in the order of its files."""
         parts = partition_files(self.sizes, number, self.seed, epoch)
-        return [tuple(BlockPass(rows.file, epoch, len(rows), first=rows.start) for rows in part) for part in parts]
+        return [
+            tuple(BlockPass(rows.file, epoch, len(rows), first=rows.start) for rows in part)
+            for part in parts
+        ]
 
     def _block_passes(self, epoch: int) -> list[BlockPass]:
         if self.shuffle == "total":
             order = sample_order(self.seed, epoch, sum(self.sizes))
             bounds = pairwise(np.cumsum([0, *self.sizes]).tolist())
-            return [BlockPass(block, epoch, b - a, order[a:b]) for block, (a, b) in enumerate(bounds)]
+            return [
+                BlockPass(block, epoch, b - a, order[a:b]) for block, (a, b) in enumerate(bounds)
+            ]
         blocks: list[int] | range = range(len(self.sizes))
         if self.shuffle == "blocks":
             blocks = block_order(self.seed, epoch, len(self.sizes))
@@ -410,7 +488,9 @@ class RoundPlan:
 
 
 def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
-    """Iterate over the epochs of each round that consists of whole epochs; 0 stands for one round."""
+    """Iterate over the epochs of each round that consists of whole epochs; 0 stands for one
+    round.
+    """
     start = epochs.start
     while start < epochs.stop:
         stop = min(start + (units_between_merges(start, merge_every) or len(epochs)), epochs.stop)
@@ -419,7 +499,9 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 
 
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
-    """Return the number of units between merges; raise ``ValueError`` if a function returns less than 1."""
+    """Return the number of units between merges; raise ``ValueError`` if a function returns less
+    than 1.
+    """
     if callable(merge_every):
         return check_count(f"every({epoch})", merge_every(epoch))
     return 1 if merge_every is None else merge_every
@@ -431,16 +513,18 @@ def singles(workers: range) -> list[range]:
 
 
 def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
-    """Return ranges of workers, each a node of the tree of ``weighted_mean``, for tasks that slots share evenly.
+    """Return ranges of workers, each a node of the tree of ``weighted_mean``, for tasks that slots
+    share evenly.
 
-    ``smallest`` is a power of two: the minimum number of workers in every range but the last.
-    The first tasks are the largest: each has about a third of a slot's share of the remaining workers (guided
-    self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow slot then runs fewer
-    tasks. With a third, one of two slots may be four times slower than the other and start with the largest task,
-    and the round still takes no longer than their combined speed allows, apart from the last task. With a half it
-    would take a quarter longer.
+    ``smallest`` is a power of two: the minimum number of workers in every range but the last. The
+    first tasks are the largest: each has about a third of a slot's share of the remaining workers
+    (guided self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow
+    slot then runs fewer tasks. With a third, one of two slots may be four times slower than the
+    other and start with the largest task, and the round still takes no longer than their combined
+    speed allows, apart from the last task. With a half it would take a quarter longer.
     """
-    ranges, start = [], 0
+    ranges = []
+    start = 0
     while start < workers:
         share = (workers - start) // (3 * slots)
         size = max(smallest, 1 << (max(1, share).bit_length() - 1))
@@ -450,24 +534,35 @@ def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
 
 
 SLACK = 1.05
-"""How much longer a round may take than with the best ranges, so that slower slots run fewer tasks."""
+"""How much longer a round may take than with the best ranges, so that slower slots run fewer
+tasks.
+"""
 
 
-def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_seconds: float) -> list[range]:
-    """Return aligned ranges for workers of ``worker_seconds`` each, in tasks with an overhead of ``task_seconds``.
+def ranges_for_costs(
+    workers: int, slots: int, worker_seconds: float, task_seconds: float
+) -> list[range]:
+    """Return aligned ranges for workers of ``worker_seconds`` each, in tasks with an overhead of
+    ``task_seconds``.
 
-    They are the smallest ranges with which a round takes at most ``SLACK`` times as long as with the best ones, if
-    all slots are equally fast: one range a slot where workers take less time than the overhead. Without any
-    slots, each range is one worker.
+    They are the smallest ranges with which a round takes at most ``SLACK`` times as long as with
+    the best ones, if all slots are equally fast: one range a slot where workers take less time than
+    the overhead. Without any slots, each range is one worker.
     """
     if not slots:
         return singles(range(workers))
     largest = -(-workers // slots) - 1
-    choices = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
+    choices = [
+        aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)
+    ]
     times = []
     for ranges in choices:
         idle_at = [0.0] * slots  # each takes the next range as soon as it is idle
         for each in ranges:
             heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
         times.append(max(idle_at))
-    return next(ranges for ranges, seconds in zip(choices, times, strict=True) if seconds <= SLACK * min(times))
+    return next(
+        ranges
+        for ranges, seconds in zip(choices, times, strict=True)
+        if seconds <= SLACK * min(times)
+    )

@@ -29,8 +29,8 @@ _TRANSIENT = {
 def bad_file_errors(file: str) -> Iterator[None]:
     """Convert exceptions into a ``BadFileError`` that names the file.
 
-    Errors for a lack of memory or file descriptors, and for a file system, network or store that does not respond,
-    are raised unchanged: the file may be valid.
+    Errors for a lack of memory or file descriptors, and for a file system, network or store that
+    does not respond, are raised unchanged: the file may be valid.
     """
     try:
         yield
@@ -48,9 +48,11 @@ def bad_file_errors(file: str) -> Iterator[None]:
 
 
 def _is_transient(file: str, error: Exception) -> bool:
-    """Return whether the machine, the network or the store of a remote file failed, rather than the file.
+    """Return whether the machine, the network or the store of a remote file failed, rather than the
+    file.
 
-    A remote file is missing only if a server has said so: fsspec's HTTP raises the same error without an answer.
+    A remote file is missing only if a server has said so: fsspec's HTTP raises the same error
+    without an answer.
     """
     if isinstance(error, TimeoutError | ConnectionError):
         return True
@@ -63,7 +65,8 @@ def _is_transient(file: str, error: Exception) -> bool:
         status = getattr(answer, "status_code", getattr(answer, "status", None))
         unreachable = isinstance(answer, OSError) and not isinstance(answer, FileNotFoundError)
         return unreachable if status is None else status not in (404, 410)
-    if isinstance(error, OSError):  # of HTTP clients, such as Hugging Face's, with the response but no number
+    # Of HTTP clients, such as Hugging Face's, with the response but no number.
+    if isinstance(error, OSError):
         return error.errno is not None or hasattr(error, "response")
     return not isinstance(error, layouts.CONTENT_ERRORS)
 
@@ -104,7 +107,9 @@ class FileBlock:
         return self.path if self.part is None else f"{self.path}#{self.part}"
 
     def row_names(self) -> list[str]:
-        """Return a name for each row: an image's path, or the file and the number of the row there."""
+        """Return a name for each row: an image's path, or the file and the number of the row
+        there.
+        """
         if self.files:
             return [image_path(self.path, name) for name in self.files]
         return [f"{self.path}[{row}]" for row in range(self.first, self.first + self.rows)]
@@ -134,7 +139,8 @@ class FilePart:
     """Identifies the reader in the cache."""
 
     def cache_entry(self, file: int) -> CacheEntry | None:
-        """Return the place of a file in the cache; ``None`` without a cache, or if it cannot hold the file.
+        """Return the place of a file in the cache; ``None`` without a cache, or if it cannot hold
+        the file.
 
         Raises ``BadFileError`` if there is no such file.
         """
@@ -153,17 +159,22 @@ class FilePart:
         return replace(self, skip=False).read_good(row_range)[0]
 
     def read_good(self, row_range: RowRange) -> tuple[Arrays, Mapping[int, BadFileError]]:
-        """Return rows of a file, and the errors of rows that are skipped, by their place in the range.
+        """Return rows of a file, and the errors of rows that are skipped, by their place in the
+        range.
 
-        Their values mean nothing; if these are all rows, arrays may be missing. Raises ``BadFileError`` if the file
-        has an unexpected number of rows, or a layout that differs from the reference file's, if that is known.
+        Their values mean nothing; if these are all rows, arrays may be missing. Raises
+        ``BadFileError`` if the file has an unexpected number of rows, or a layout that differs from
+        the reference file's, if that is known.
         """
         block = self.blocks[row_range.file]
-        reader, rows = self._reader_of(block), (block.first + row_range.start, block.first + row_range.stop)
+        reader = self._reader_of(block)
+        rows = (block.first + row_range.start, block.first + row_range.stop)
         try:
             with bad_file_errors(block.path):
                 if self.skip:
-                    arrays, number, bad = reader.read_good(block.path, *rows, self.keys, self.layout)
+                    arrays, number, bad = reader.read_good(
+                        block.path, *rows, self.keys, self.layout
+                    )
                 else:
                     arrays, number = reader.read(block.path, *rows, self.keys)
                     bad = {}
@@ -174,20 +185,24 @@ class FilePart:
             raise BadFileError(block.name, error.reason) from error.__cause__
 
     def _check(self, block: FileBlock, arrays: Arrays, rows: int, first: int, stop: int) -> None:
-        """Raise ``FileContentError`` unless these are rows ``first`` to ``stop`` of a file as it was described."""
+        """Raise ``FileContentError`` unless these are rows ``first`` to ``stop`` of a file as it
+        was described.
+        """
         for key, array in arrays.items():
             if len(array) != min(rows, stop) - first:
                 raise layouts.FileContentError(
                     f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
                 )
             if not layouts.is_supported(field := layouts.field_of(array)):
-                raise layouts.FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
+                raise layouts.FileContentError(
+                    f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
+                )
             if field.dtype.endswith("uint64"):
                 signed(array)  # raises an error for what is too large
         if rows != block.file_rows:
             raise layouts.FileContentError(
-                f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "
-                "files_len is wrong"
+                f"has {rows} samples, but {block.file_rows} were expected: check whether it "
+                "changed, or files_len is wrong"
             )
         if self.layout is not None:
             layouts.check_same_layout(layout_of(arrays), self.layout, self.reference)
@@ -203,7 +218,9 @@ def layout_of(arrays: Arrays) -> layouts.Layout:
     return {key: layouts.field_of(array) for key, array in arrays.items()}
 
 
-def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
+def read_arrays(
+    names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None
+) -> list[Block]:
     """Read one array of each file into memory."""
     file_reader = as_reader(reader, names)
     blocks = []

@@ -1,4 +1,5 @@
-"""``SampleReader``: makes batches of samples that it reads by number; ``MapReader`` reads a map-style data set.
+"""``SampleReader``: makes batches of samples that it reads by number; ``MapReader`` reads a
+map-style data set.
 
 ``Roles`` say which parts of a sample are x and y, and ``stacked`` makes a batch of samples.
 """
@@ -38,8 +39,8 @@ TARGETS = ("y", "label", "labels", "target", "targets")
 class Roles:
     """Which parts of a sample, or of a batch, are x and y.
 
-    Several names give a dict of these parts, several indices a tuple. Without keys, a pair is (x, y); in a dict,
-    ``TARGETS`` names the targets, and x is ``"x"``, or else all other parts.
+    Several names give a dict of these parts, several indices a tuple. Without keys, a pair is (x,
+    y); in a dict, ``TARGETS`` names the targets, and x is ``"x"``, or else all other parts.
     """
 
     x: Keys | None = None
@@ -48,22 +49,29 @@ class Roles:
     def split(self, sample: Any) -> tuple[Any, Any]:
         """Return x and y; y is ``None`` if there are no targets.
 
-        Raises ``ValueError`` for keys that a sample does not have, ``TypeError`` for a tuple that is not a pair.
+        Raises ``ValueError`` for keys that a sample does not have, ``TypeError`` for a tuple that
+        is not a pair.
         """
-        x, y = self.x, self.y
+        x = self.x
+        y = self.y
         if x is None and y is None:
             if isinstance(sample, Mapping):
-                x, y = "x" if "x" in sample else None, next((name for name in TARGETS if name in sample), None)
+                x = "x" if "x" in sample else None
+                y = next((name for name in TARGETS if name in sample), None)
             elif is_sequence(sample) and (isinstance(sample, tuple) or not _holds_numbers(sample)):
                 if len(sample) > 2:
                     raise TypeError(
-                        f"a sample is a {type(sample).__name__} of {len(sample)} parts; say which are x and y, as "
-                        f"in Samples(dataset, x={(*range(len(sample) - 1),)}, y={len(sample) - 1})"
+                        f"a sample is a {type(sample).__name__} of {len(sample)} parts; say "
+                        "which are x and y, as in Samples(dataset, "
+                        f"x={(*range(len(sample) - 1),)}, y={len(sample) - 1})"
                     )
-                x, y = 0, 1 if len(sample) == 2 else None
+                x = 0
+                y = 1 if len(sample) == 2 else None
             else:
                 return sample, None
-        return _picked(sample, _others(sample, y) if x is None else x), None if y is None else _picked(sample, y)
+        return _picked(
+            sample, _others(sample, y) if x is None else x
+        ), None if y is None else _picked(sample, y)
 
 
 class ReadBatch(NamedTuple):
@@ -77,7 +85,8 @@ class ReadBatch(NamedTuple):
 
 
 class SampleReader(ABC):
-    """Reads samples in workers: a column of the data holds sample numbers instead of the samples themselves.
+    """Reads samples in workers: a column of the data holds sample numbers instead of the samples
+    themselves.
 
     A process keeps the object between tasks, so it may hold files open.
     """
@@ -88,8 +97,11 @@ class SampleReader(ABC):
     """Whether the number of samples is known."""
 
     @abstractmethod
-    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
-        """Return the batch of samples with these numbers, the first of which has this position in the epoch.
+    def read(
+        self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
+        """Return the batch of samples with these numbers, the first of which has this position in
+        the epoch.
 
         ``collate`` makes batches from lists of (x, y), like ``build(collate=...)``.
         """
@@ -104,7 +116,9 @@ class SampleReader(ABC):
         return self.read(np.zeros(1, np.int64), 0, 0, lambda _: 0, None)
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
-        """Return a checksum of the samples at the ends of blocks, or ``None`` if it would be costly."""
+        """Return a checksum of the samples at the ends of blocks, or ``None`` if it would be
+        costly.
+        """
         return None
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -114,14 +128,20 @@ class SampleReader(ABC):
 
 @dataclass(eq=False)
 class MapReader(SampleReader):
-    """Reads a map-style data set: with ``__getitem__``, or ``__getitems__`` for many samples at a time."""
+    """Reads a map-style data set: with ``__getitem__``, or ``__getitems__`` for many samples at a
+    time.
+    """
 
     dataset: Any
     roles: Roles
     collate: Collate | None
 
-    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
-        """Return the batch; the data set's random draws are seeded for each sample, or for the batch of several."""
+    def read(
+        self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
+        """Return the batch; the data set's random draws are seeded for each sample, or for the
+        batch of several.
+        """
         read_many = getattr(self.dataset, "__getitems__", None)
         if read_many is None:
             each = enumerate(numbers.tolist(), position)
@@ -140,7 +160,9 @@ class MapReader(SampleReader):
             raise
 
     def read_first(self) -> ReadBatch:
-        """Return a batch of the first sample, read by a copy: reading may open files that cannot be pickled."""
+        """Return a batch of the first sample, read by a copy: reading may open files that cannot be
+        pickled.
+        """
         return SampleReader.read_first(MapReader(_own(self.dataset), self.roles, self.collate))
 
 
@@ -154,22 +176,26 @@ def _own(dataset: Any) -> Any:
     return own
 
 
-def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None) -> ReadBatch:
+def batch_of(
+    samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None
+) -> ReadBatch:
     """Return the batch of some samples.
 
-    ``own`` is the data set's function, which gets unchanged samples; ``collate`` is ``build``'s, which gets
-    (x, y). Without either, samples are stacked.
+    ``own`` is the data set's function, which gets unchanged samples; ``collate`` is ``build``'s,
+    which gets (x, y). Without either, samples are stacked.
     """
     if own is not None:
         made = own(samples)
         x, y = roles.split(made)
-        as_made = y is None and (x is made or (isinstance(x, Mapping) and isinstance(made, Mapping)))
+        as_made = y is None and (
+            x is made or (isinstance(x, Mapping) and isinstance(made, Mapping))
+        )
         return ReadBatch(x, y, len(samples), as_made)
     pairs = [roles.split(sample) for sample in samples]
     if len({y is None for _, y in pairs}) > 1:
         raise ValueError(
-            "some samples of a batch have a target and others none: give one to each, or leave samples out, or "
-            "name the inputs alone with Samples(dataset, x=...)"
+            "some samples of a batch have a target and others none: give one to each, or leave "
+            "samples out, or name the inputs alone with Samples(dataset, x=...)"
         )
     if collate is not None:
         return ReadBatch(*collate_pairs(collate, pairs), len(samples))
@@ -183,7 +209,11 @@ def _picked(sample: Any, keys: Keys) -> Any:
             return sample[keys]
         except (KeyError, IndexError, TypeError):
             names = range(len(sample)) if isinstance(sample, tuple | list) else sample
-            held = ", ".join(map(repr, names)) if isinstance(sample, Mapping | tuple | list) else "none"
+            held = (
+                ", ".join(map(repr, names))
+                if isinstance(sample, Mapping | tuple | list)
+                else "none"
+            )
             raise ValueError(f"a sample has no part {keys!r}, it has {held}") from None
     picked = {key: _picked(sample, key) for key in keys}
     return tuple(picked.values()) if all(isinstance(key, int) for key in keys) else picked
@@ -192,17 +222,23 @@ def _picked(sample: Any, keys: Keys) -> Any:
 def _others(sample: Any, targets: Keys | None) -> Keys:
     """Return the keys of all parts but the targets, or the key of the only one."""
     if not isinstance(sample, Mapping | tuple | list):
-        raise ValueError(f"y={targets!r}: a sample is a {type(sample).__name__}, which has no parts")
+        raise ValueError(
+            f"y={targets!r}: a sample is a {type(sample).__name__}, which has no parts"
+        )
     taken = {targets} if isinstance(targets, str | int) else set(targets or ())
-    keys = [key for key in (sample if isinstance(sample, Mapping) else range(len(sample))) if key not in taken]
+    keys = [
+        key
+        for key in (sample if isinstance(sample, Mapping) else range(len(sample)))
+        if key not in taken
+    ]
     return keys[0] if len(keys) == 1 else keys
 
 
 def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return x and y of a batch that the function ``collate`` of ``build`` makes of samples.
 
-    It gets a list of (x, y), or of x without targets, and must return a batch of the same kind. Raises
-    ``TypeError`` for other results.
+    It gets a list of (x, y), or of x without targets, and must return a batch of the same kind.
+    Raises ``TypeError`` for other results.
     """
     if pairs[0][1] is None:
         return _in_tensors(collate([x for x, _ in pairs])), None
@@ -211,30 +247,38 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
     made = collate(pairs)
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise TypeError(
-            f"collate returned a {type(made).__name__} for a list of (x, y); return two parts, as (x, y)"
+            f"collate returned a {type(made).__name__} for a list of (x, y); return two parts, "
+            "as (x, y)"
         )
     return _in_tensors(made[0]), _in_tensors(made[1])
 
 
 def _in_tensors(made: Any) -> Any:
-    """Return what ``collate`` made; raise ``TypeError`` for arrays in it, of which no network takes any."""
+    """Return what ``collate`` made; raise ``TypeError`` for arrays in it, of which no network takes
+    any.
+    """
     if any(isinstance(part, np.ndarray) for part in leaves(made)):
-        raise TypeError("collate returned a numpy array: return tensors, as torch.from_numpy(array)")
+        raise TypeError(
+            "collate returned a numpy array: return tensors, as torch.from_numpy(array)"
+        )
     return made
 
 
 @dataclass(frozen=True)
 class PredictionCollate:
-    """``build``'s ``collate`` in prediction: called with samples without y, it returns x of the batch.
+    """``build``'s ``collate`` in prediction: called with samples without y, it returns x of the
+    batch.
 
-    ``collate`` gets (x, y) as in training, with a tensor of zero in place of y, a number or a sequence of one; a
-    function that takes neither gets x alone.
+    ``collate`` gets (x, y) as in training, with a tensor of zero in place of y, a number or a
+    sequence of one; a function that takes neither gets x alone.
     """
 
     collate: Collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return x of the batch; raise the error for (x, y), with a note on the others, if all fail."""
+        """Return x of the batch; raise the error for (x, y), with a note on the others, if all
+        fail.
+        """
         failures: list[Exception] = []
         for shape in ((), (1,)):
             pairs = [(x, torch.zeros(shape, dtype=torch.int64)) for x in samples]
@@ -246,8 +290,9 @@ class PredictionCollate:
             return self.collate(samples)
         except Exception as error:
             failures[0].add_note(
-                "predict has no y: collate was called with a list of (x, y), with zeros in place of y, and then "
-                f"with a list of x, which also failed ({type(error).__name__}: {error}); let it take one of these"
+                "predict has no y: collate was called with a list of (x, y), with zeros in place "
+                f"of y, and then with a list of x, which also failed ({type(error).__name__}: "
+                f"{error}); let it take one of these"
             )
             raise failures[0] from None
         finally:
@@ -255,29 +300,35 @@ class PredictionCollate:
 
 
 def collate_batch(collate: Collate, x: Any, y: Any, samples: int) -> tuple[Any, Any]:
-    """Return x and y of a batch that ``build``'s ``collate`` makes from the rows of x and y, ``samples`` in all."""
+    """Return x and y of a batch that ``build``'s ``collate`` makes from the rows of x and y,
+    ``samples`` in all.
+    """
 
     def sample(part: Any, number: int) -> Any:
         return None if part is None else map_leaves(lambda leaf: leaf[number], part)
 
-    return collate_pairs(collate, [(sample(x, number), sample(y, number)) for number in range(samples)])
+    return collate_pairs(
+        collate, [(sample(x, number), sample(y, number)) for number in range(samples)]
+    )
 
 
 def stacked(values: Sequence[Any]) -> Any:
     """Return samples as one tensor with a row for each, or tuples, lists and dicts of such tensors.
 
-    Python floats, also in lists, become torch's default dtype. Sequences that differ in length are returned as
-    ``Ragged``.
+    Python floats, also in lists, become torch's default dtype. Sequences that differ in length are
+    returned as ``Ragged``.
 
-    Raises ``TypeError`` for values that are not numbers, ``ValueError`` for shapes that differ otherwise.
+    Raises ``TypeError`` for values that are not numbers, ``ValueError`` for shapes that differ
+    otherwise.
     """
     first = values[0]
     if isinstance(first, Mapping):
         for value in values:
             if value.keys() != first.keys():
                 raise ValueError(
-                    f"samples of a batch have different parts, {quote_names(first)} and {quote_names(value)}: give "
-                    "each the same, or name those to use with Samples(dataset, x=..., y=...)"
+                    f"samples of a batch have different parts, {quote_names(first)} and "
+                    f"{quote_names(value)}: give each the same, or name those to use with "
+                    "Samples(dataset, x=..., y=...)"
                 )
         return {name: stacked([value[name] for value in values]) for name in first}
     if isinstance(first, tuple | list) and not _holds_numbers(first):
@@ -292,8 +343,9 @@ def stacked(values: Sequence[Any]) -> Any:
         return Ragged(tensors)
     shapes = ", ".join(map(str, list(dict.fromkeys(tuple(each.shape) for each in tensors))[:3]))
     raise ValueError(
-        f"the samples of a batch have shapes that differ, such as {shapes}: resize or pad them in the data set, or "
-        "give Samples(dataset, collate=...), a function that makes a batch of a list of samples"
+        f"the samples of a batch have shapes that differ, such as {shapes}: resize or pad them "
+        "in the data set, or give Samples(dataset, collate=...), a function that makes a batch "
+        "of a list of samples"
     )
 
 
@@ -311,10 +363,14 @@ def _as_tensor(value: Any) -> torch.Tensor:
     array = np.asarray(value)  # of an image, too
     if array.dtype.kind not in "biufc":
         kind = type(value).__name__
-        described = f"the {kind} {value!r}"[:80] if isinstance(value, str) else f"a {kind} of dtype {array.dtype}"
+        described = (
+            f"the {kind} {value!r}"[:80]
+            if isinstance(value, str)
+            else (f"a {kind} of dtype {array.dtype}")
+        )
         raise TypeError(
-            f"a sample holds {described}, which is not a number; convert it in the data set, leave it out with "
-            "Samples(dataset, x=..., y=...), or give collate="
+            f"a sample holds {described}, which is not a number; convert it in the data set, "
+            "leave it out with Samples(dataset, x=..., y=...), or give collate="
         )
     check_dtype(array.dtype)
     return as_tensor(signed(array))

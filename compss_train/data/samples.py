@@ -1,4 +1,6 @@
-"""``Samples``: a data set that is an object, map-style or iterable, which workers read block by block."""
+"""``Samples``: a data set that is an object, map-style or iterable, which workers read block by
+block.
+"""
 
 from collections.abc import Callable, Sequence, Sized
 from copy import copy
@@ -22,30 +24,34 @@ class Samples:
     Parameters
     ----------
     dataset:
-        A map-style data set of torch, or any object with ``__len__`` and ``__getitem__``; an ``IterableDataset``;
-        or a ``datasets.Dataset`` of Hugging Face. Each sample includes its targets.
+        A map-style data set of torch, or any object with ``__len__`` and ``__getitem__``; an
+        ``IterableDataset``; or a ``datasets.Dataset`` of Hugging Face. Each sample includes its
+        targets.
     x, y:
-        Keys of the parts of a sample that are x and y: names in dicts, indices in tuples. Several names give a dict
-        of inputs or outputs, several indices a tuple. By default a pair is (x, y); in a dict, y is the part called
-        y, label, labels, target or targets, and x is the part called x, or all others. If you give only ``x``,
-        there is no y.
+        Keys of the parts of a sample that are x and y: names in dicts, indices in tuples. Several
+        names give a dict of inputs or outputs, several indices a tuple. By default a pair is (x,
+        y); in a dict, y is the part called y, label, labels, target or targets, and x is the part
+        called x, or all others. If you give only ``x``, there is no y.
     blocks:
-        Number of blocks of a map-style data set, or of shards of an iterable one. By default one for each worker.
+        Number of blocks of a map-style data set, or of shards of an iterable one. By default one
+        for each worker.
     collate:
-        Makes a batch from a list of the data set's samples, like torch's ``collate_fn``; x and y are then parts of
-        the batch. By default samples are stacked, and sequences that differ in length are padded.
+        Makes a batch from a list of the data set's samples, like torch's ``collate_fn``; x and y
+        are then parts of the batch. By default samples are stacked, and sequences that differ in
+        length are padded.
     size:
-        Number of samples of an ``IterableDataset`` that all workers together train on in an epoch. Shards with
-        fewer samples end early; the rest of longer shards is left out. With ``None`` (default) they train on all
-        samples, and merge only after whole epochs.
+        Number of samples of an ``IterableDataset`` that all workers together train on in an epoch.
+        Shards with fewer samples end early; the rest of longer shards is left out. With ``None``
+        (default) they train on all samples, and merge only after whole epochs.
     worker_init_fn:
-        Called with the number of a shard of an ``IterableDataset`` before it is iterated over, as in a
-        ``DataLoader``. ``None`` (default) for none.
+        Called with the number of a shard of an ``IterableDataset`` before it is iterated over, as
+        in a ``DataLoader``. ``None`` (default) for none.
     drop_last:
-        Whether to leave out the last batch of an ``IterableDataset``'s shard if it is smaller; ``False`` by
-        default. Batch sizes of other data sets differ by at most one sample.
+        Whether to leave out the last batch of an ``IterableDataset``'s shard if it is smaller;
+        ``False`` by default. Batch sizes of other data sets differ by at most one sample.
 
-    Raises ``TypeError`` for other objects, and ``ValueError`` for an empty data set and for unsuitable numbers.
+    Raises ``TypeError`` for other objects, and ``ValueError`` for an empty data set and for
+    unsuitable numbers.
     """
 
     def __init__(
@@ -65,7 +71,8 @@ class Samples:
         for name, given in (("size", size), ("worker_init_fn", worker_init_fn)):
             if given is not None and not self.is_stream:
                 raise ValueError(
-                    f"{name}= belongs to an IterableDataset; leave it out for a {type(dataset).__name__}"
+                    f"{name}= belongs to an IterableDataset; leave it out for a "
+                    f"{type(dataset).__name__}"
                 )
         if collate is not None and not callable(collate):
             raise TypeError(f"collate={collate!r}: give a function of a list of samples, or None")
@@ -80,7 +87,9 @@ class Samples:
         """The batch size of the ``DataLoader`` that these samples were taken from."""
 
     def sizes(self, blocks: int) -> list[int]:
-        """Return the sizes of the blocks, ``blocks`` of them by default; 1 for shards of unknown size."""
+        """Return the sizes of the blocks, ``blocks`` of them by default; 1 for shards of unknown
+        size.
+        """
         number = self.blocks or blocks
         total = self.size if self.is_stream else len(self.dataset)
         if total is None:
@@ -88,7 +97,9 @@ class Samples:
         return [stop - start for start, stop in even_parts(total, min(number, total))]
 
     def reader(self, blocks: int, floats: str | None) -> SampleReader:
-        """Return the workers' reader of the samples in this number of blocks; table columns become ``floats``."""
+        """Return the workers' reader of the samples in this number of blocks; table columns become
+        ``floats``.
+        """
         if self.is_stream:
             return StreamReader(
                 self.dataset,
@@ -106,17 +117,25 @@ class Samples:
 
     @property
     def tensors(self) -> tuple[Any, Any] | None:
-        """x and y if the data set is a ``TensorDataset`` of exactly these; ``None`` for other data sets."""
-        kind, plain = type(self.dataset), not (self.collate or self.blocks) and self.roles == Roles()
+        """x and y if the data set is a ``TensorDataset`` of exactly these; ``None`` for other data
+        sets.
+        """
+        kind = type(self.dataset)
+        plain = not (self.collate or self.blocks) and self.roles == Roles()
         if not plain or kind is not torch_data.TensorDataset or len(self.dataset.tensors) > 2:
             return None
         x, *y = self.dataset.tensors
         return x, y[0] if y else None
 
     def select(self, numbers: Sequence[int]) -> "Samples":
-        """Return these samples of a map-style data set only, by number; raise ``TypeError`` for another one."""
+        """Return these samples of a map-style data set only, by number; raise ``TypeError`` for
+        another one.
+        """
         if self.is_stream:
-            raise TypeError(f"the samples of {self} have no numbers to select them by; give a map-style data set")
+            raise TypeError(
+                f"the samples of {self} have no numbers to select them by; give a "
+                "map-style data set"
+            )
         selected = copy(self)
         own = _is_hugging_face(self.dataset)
         selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)
@@ -125,7 +144,8 @@ class Samples:
     def __repr__(self) -> str:
         number = self.size if self.is_stream else len(self.dataset)
         return (
-            f"Samples({type(self.dataset).__name__}, {'unknown number of' if number is None else number} samples)"
+            f"Samples({type(self.dataset).__name__}, "
+            f"{'unknown number of' if number is None else number} samples)"
         )
 
 
@@ -135,20 +155,24 @@ def _check_dataset(dataset: Any) -> None:
         return
     if is_frame(dataset) or is_grouped(dataset):
         raise TypeError(
-            f"dataset is a {kind}, which has columns rather than samples: give x=frame[[...]] and y=frame[...] to "
-            "fit"
+            f"dataset is a {kind}, which has columns rather than samples: give x=frame[[...]] "
+            "and y=frame[...] to fit"
         )
-    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):
+    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(
+        dataset, dict
+    ):
         raise TypeError(
-            f"dataset is a {kind}; give one with __len__ and __getitem__ (of a dict of splits one split, such as "
-            "dataset['train']), or an IterableDataset of torch.utils.data"
+            f"dataset is a {kind}; give one with __len__ and __getitem__ (of a dict of splits "
+            "one split, such as dataset['train']), or an IterableDataset of torch.utils.data"
         )
     if len(dataset) == 0:
         raise ValueError(f"the {kind} has no samples")
 
 
 def _is_hugging_face(value: Any) -> bool:
-    """Return whether a value is a data set of Hugging Face, or a dict of them, without importing that package."""
+    """Return whether a value is a data set of Hugging Face, or a dict of them, without importing
+    that package.
+    """
     return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
 
 
@@ -161,16 +185,21 @@ def as_samples(value: Any) -> Samples | None:
         return value
     if isinstance(value, DataLoader):
         return _taken_apart(value)
-    return Samples(value) if isinstance(value, torch_data.Dataset) or _is_hugging_face(value) else None
+    return (
+        Samples(value) if isinstance(value, torch_data.Dataset) or _is_hugging_face(value) else None
+    )
 
 
 def _taken_apart(loader: DataLoader[Any]) -> Samples:
-    dataset, batches = loader.dataset, loader.batch_sampler
+    dataset = loader.dataset
+    batches = loader.batch_sampler
     if type(batches) is not torch_data.BatchSampler:
-        given = "batch_size=None" if batches is None else f"batch_sampler={type(batches).__name__}(...)"
+        given = (
+            "batch_size=None" if batches is None else f"batch_sampler={type(batches).__name__}(...)"
+        )
         raise ValueError(
-            f"the DataLoader has {given}, so it makes batches itself, but workers must make their own: give "
-            "fit(dataset, batch_size=...) a data set of single samples"
+            f"the DataLoader has {given}, so it makes batches itself, but workers must make "
+            "their own: give fit(dataset, batch_size=...) a data set of single samples"
         )
     if not isinstance(dataset, IterableDataset):
         _check_sampler(batches.sampler, dataset)
@@ -190,7 +219,8 @@ def _check_sampler(sampler: Any, dataset: Any) -> None:
     drawn_once = is_random and not sampler.replacement and sampler.num_samples == len(dataset)
     if type(sampler) is not torch_data.SequentialSampler and not drawn_once:
         raise ValueError(
-            f"the DataLoader has a {type(sampler).__name__}, whose order fit cannot follow, because workers get "
-            "blocks of samples: give fit the data set, with shuffle=, with sample_weight= for weights in the loss, "
-            "or as torch.utils.data.Subset(dataset, indices) for a part of it"
+            f"the DataLoader has a {type(sampler).__name__}, whose order fit cannot follow, "
+            "because workers get blocks of samples: give fit the data set, with shuffle=, with "
+            "sample_weight= for weights in the loss, or as torch.utils.data.Subset(dataset, "
+            "indices) for a part of it"
         )

@@ -1,4 +1,6 @@
-"""``StreamReader``: reads an ``IterableDataset``; a shard is what one worker of a ``DataLoader`` would get."""
+"""``StreamReader``: reads an ``IterableDataset``; a shard is what one worker of a ``DataLoader``
+would get.
+"""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -9,7 +11,15 @@ from typing import Any, ClassVar
 from torch.utils.data import IterableDataset
 
 from compss_train._utils.private_names import WorkerInfo, worker_info
-from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, Rows, SampleReader, batch_of
+from compss_train.data.sample_reading import (
+    Collate,
+    ReadBatch,
+    Reseed,
+    Roles,
+    Rows,
+    SampleReader,
+    batch_of,
+)
 
 _END = object()
 
@@ -28,8 +38,12 @@ class _Iteration:
     iterator: Iterator[Any] | None = None
 
     def continues_at(self, seed: int, position: int) -> bool:
-        """Return whether this iteration can continue a pass at a position; past its end there are no samples."""
-        return self.seed == seed and (position == self.position or (self.ended and position > self.position))
+        """Return whether this iteration can continue a pass at a position; past its end there are
+        no samples.
+        """
+        return self.seed == seed and (
+            position == self.position or (self.ended and position > self.position)
+        )
 
     def samples(self, stop: int, reseed: Reseed) -> Iterator[Any]:
         """Iterate over the samples up to a position, or the end."""
@@ -52,14 +66,15 @@ class _Iteration:
 class StreamReader(SampleReader):
     """Reads samples in sequence; a sample's number is the number of its shard.
 
-    A shard's iterator is kept for the next batch. If that batch begins elsewhere, as after a resume or in another
-    process, the shard is iterated over again and the samples before the batch are skipped. Each sample's random
-    draws have their own seed, so that it is reproduced exactly.
+    A shard's iterator is kept for the next batch. If that batch begins elsewhere, as after a resume
+    or in another process, the shard is iterated over again and the samples before the batch are
+    skipped. Each sample's random draws have their own seed, so that it is reproduced exactly.
 
     Parameters
     ----------
     shards:
-        ``num_workers`` of ``torch.utils.data.get_worker_info()``, which the data set sees while it is read.
+        ``num_workers`` of ``torch.utils.data.get_worker_info()``, which the data set sees while it
+        is read.
     initialize:
         The ``worker_init_fn`` of a ``DataLoader``, if any.
     counted:
@@ -80,12 +95,17 @@ class StreamReader(SampleReader):
     drop_last: bool
     _iterations: dict[int, _Iteration] = field(default_factory=dict, init=False)
 
-    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
+    def read(
+        self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
         """Return a batch of the next samples of a shard: fewer at its end, and then none."""
-        shard, seed, first = int(numbers[0]), reseed(0), position
+        shard = int(numbers[0])
+        seed = reseed(0)
+        first = position
         iteration = self._iterations.get(shard)
         if iteration is None or not iteration.continues_at(seed, first):
-            # Several workers may share this process, and modify the data set that they iterate over.
+            # Several workers may share this process, and modify the data set that they iterate
+            # over.
             dataset = copy.copy(self.dataset)
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(epoch)

@@ -35,23 +35,24 @@ Part = Mapping[str, Block]
 def write_files(
     folder: str | os.PathLike[str], arrays: Mapping[str, Any], *, rows: int, format: str = "npz"
 ) -> list[str]:
-    """Write arrays to files of ``rows`` samples each (the last one may be smaller); return their names in order.
+    """Write arrays to files of ``rows`` samples each (the last one may be smaller); return their
+    names in order.
 
     Parameters
     ----------
     folder:
-        Folder of the files ``part-000000.npz`` and so on; created if necessary. It must not contain files of that
-        format.
+        Folder of the files ``part-000000.npz`` and so on; created if necessary. It must not contain
+        files of that format.
     arrays:
-        Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with the same number of samples.
-        Memory-mapped arrays are read one file's rows at a time.
+        Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with the same number
+        of samples. Memory-mapped arrays are read one file's rows at a time.
     rows:
         Number of samples in a file.
     format:
         ``"npz"``, ``"npz-compressed"``, ``"npy"`` (one array), ``"pt"`` or ``"h5"`` (needs h5py).
 
-    Raises ``ValueError`` for arrays of different lengths, sequences that differ in length, an unknown format, and a
-    folder that contains such files.
+    Raises ``ValueError`` for arrays of different lengths, sequences that differ in length, an
+    unknown format, and a folder that contains such files.
     """
     check_count("rows", rows)
     blocks: dict[str, list[AnyBlock]] = {
@@ -69,14 +70,18 @@ def write_files(
     return write_parts(folder, parts, format=format)
 
 
-def write_parts(folder: str | os.PathLike[str], parts: Iterable[Part], *, format: str = "npz") -> list[str]:
+def write_parts(
+    folder: str | os.PathLike[str], parts: Iterable[Part], *, format: str = "npz"
+) -> list[str]:
     """Write each part to a file, as ``write_files`` does; on failure all files are removed."""
     check_choice("format", format, FORMATS)
     suffix = f".{format.partition('-')[0]}"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if existing := next(folder.glob(f"*{suffix}"), None):
-        raise ValueError(f"{folder} already contains {existing.name}; give a folder without {suffix} files")
+        raise ValueError(
+            f"{folder} already contains {existing.name}; give a folder without {suffix} files"
+        )
     written: list[Path] = []
     try:
         for number, part in enumerate(parts):
@@ -91,17 +96,19 @@ def write_parts(folder: str | os.PathLike[str], parts: Iterable[Part], *, format
 
 def _rows(blocks: Sequence[AnyBlock], start: int, stop: int) -> Iterator[Block]:
     for block in blocks:
-        low, high = max(start, 0), min(stop, len(block))
+        low = max(start, 0)
+        high = min(stop, len(block))
         if low < high:
             yield load_block(block)[low:high]
-        start, stop = start - len(block), stop - len(block)
+        start = start - len(block)
+        stop = stop - len(block)
 
 
 def _write(path: Path, part: Part, format: str) -> None:
     if ragged := [name for name, block in part.items() if isinstance(block, Ragged)]:
         raise ValueError(
-            f"{ragged[0]!r} holds sequences of different lengths, which these files cannot hold: pad them, as "
-            "Ragged(...).padded(0)"
+            f"{ragged[0]!r} holds sequences of different lengths, which these files cannot hold: "
+            "pad them, as Ragged(...).padded(0)"
         )
     if format == "pt":  # copies, as torch would save the whole array of a slice
         torch.save({name: copy_block(as_tensor(block)) for name, block in part.items()}, path)
@@ -111,11 +118,14 @@ def _write(path: Path, part: Part, format: str) -> None:
         try:
             arrays[name] = as_tensor(block).resolve_conj().resolve_neg().numpy()
         except TypeError:  # numpy has no bfloat16
-            raise ValueError(f"{name!r} holds {block.dtype}, which only the format pt can hold") from None
+            raise ValueError(
+                f"{name!r} holds {block.dtype}, which only the format pt can hold"
+            ) from None
     if format == "npy":
         if list(part) != [ARRAY_NAME]:
             raise ValueError(
-                f"a .npy file holds one array, named {ARRAY_NAME!r}, not {', '.join(part)}; use the format npz"
+                f"a .npy file holds one array, named {ARRAY_NAME!r}, not {', '.join(part)}; use "
+                "the format npz"
             )
         with path.open("wb") as file:
             np.save(file, np.ascontiguousarray(arrays[ARRAY_NAME]), allow_pickle=False)

@@ -1,7 +1,8 @@
-"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss`` under COMPSs,
-``ray`` on a cluster of Ray.
+"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss``
+under COMPSs, ``ray`` on a cluster of Ray.
 
-The names in ``__init__.pyi`` are imported on first use: writing COMPSs's configuration needs no torch.
+The names in ``__init__.pyi`` are imported on first use: writing COMPSs's configuration needs no
+torch.
 """
 
 from compss_train._utils.imports import lazy_names

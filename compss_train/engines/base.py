@@ -1,7 +1,8 @@
 """Abstract class of engines: they run functions as tasks and return references to the results.
 
-The coordinator holds references, and gets the values behind them only by ``fetch``, so that parameters pass from
-task to task without going through the coordinator. Also here: the resources of a task, and how engines differ.
+The coordinator holds references, and gets the values behind them only by ``fetch``, so that
+parameters pass from task to task without going through the coordinator. Also here: the resources of
+a task, and how engines differ.
 """
 
 import threading
@@ -23,7 +24,8 @@ from compss_train.model.program_settings import ProgramSettings
 
 
 class Ref:
-    """A reference to a value that an engine holds, or will hold once a task has run. Its content is private.
+    """A reference to a value that an engine holds, or will hold once a task has run. Its content is
+    private.
 
     The engine frees the value when no reference to it is left and all submitted tasks have read it.
     """
@@ -41,7 +43,9 @@ class Scope:
     watching: Watching | None = None
     """How its tasks are watched, ``None`` for not at all."""
     settings: ProgramSettings | None = None
-    """What the program had set when the scope began, which its tasks in other processes have as well."""
+    """What the program had set when the scope began, which its tasks in other processes have as
+    well.
+    """
     refs: WeakSet[Ref] = field(default_factory=WeakSet)
     """The references that it has made."""
     reserved: Sequence[Resources] = ()
@@ -59,10 +63,12 @@ class Traits:
     asynchronous: bool = True
     """Whether ``submit`` returns before the task has run, so that tasks can be submitted ahead."""
     interruptible: bool = True
-    """Whether waiting has a timeout and lets other threads run. Otherwise ``fetch`` blocks all threads of this
-    process, ``wait`` returns at once, and ``arrived`` knows nothing."""
+    """Whether waiting has a timeout and lets other threads run. Otherwise ``fetch`` blocks all
+    threads of this process, ``wait`` returns at once, and ``arrived`` knows nothing."""
     starts_processes: bool = False
-    """Whether it starts the workers' processes itself, on this machine and with the environment of this one."""
+    """Whether it starts the workers' processes itself, on this machine and with the environment of
+    this one.
+    """
     shared_memory: bool = False
     """Whether tasks map published values, so that a large argument is not copied."""
     pays_by_value: bool = False
@@ -76,8 +82,8 @@ class Traits:
 def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
     """Return a task's arguments with every reference replaced by ``function(reference)``.
 
-    References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a reference anywhere
-    else in tuples, lists or dicts.
+    References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a
+    reference anywhere else in tuples, lists or dicts.
     """
 
     def mapped(value: Any) -> Any:
@@ -85,8 +91,8 @@ def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, 
             return function(value)
         if isinstance(value, list | tuple | dict) and _holds_ref(value):
             raise TypeError(
-                f"a reference is hidden in a {type(value).__name__}; pass references as arguments of their own or "
-                "in a plain list that is an argument"
+                f"a reference is hidden in a {type(value).__name__}; pass references as "
+                "arguments of their own or in a plain list that is an argument"
             )
         return value
 
@@ -104,16 +110,19 @@ def _holds_ref(value: Any) -> bool:
 class Engine(ABC):
     """Run plain module-level functions as tasks.
 
-    A task is a pure function: it does not change its arguments, and returns the same results when it is run again,
-    so that an engine may repeat it after a fault. Arguments are plain values, references, or lists that hold
-    references (not deeper); a task starts when the values of all its references are available.
+    A task is a pure function: it does not change its arguments, and returns the same results when
+    it is run again, so that an engine may repeat it after a fault. Arguments are plain values,
+    references, or lists that hold references (not deeper); a task starts when the values of all its
+    references are available.
 
-    Several threads may use an engine at the same time, each with references of its own, for example for a fit each.
-    What a thread makes within a ``scope`` ends with that scope if it fails, and nothing else does. Only
-    ``CompssEngine`` belongs to one thread, the one that made it; others get a ``RuntimeError``.
+    Several threads may use an engine at the same time, each with references of its own, for example
+    for a fit each. What a thread makes within a ``scope`` ends with that scope if it fails, and
+    nothing else does. Only ``CompssEngine`` belongs to one thread, the one that made it; others get
+    a ``RuntimeError``.
 
-    A task's exception is raised by ``fetch`` of any result that depends on it (by ``submit`` if tasks run
-    immediately), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.
+    A task's exception is raised by ``fetch`` of any result that depends on it (by ``submit`` if
+    tasks run immediately), with the worker's traceback. After ``shutdown`` every call raises
+    ``EngineClosedError``.
     """
 
     name: ClassVar[str]
@@ -135,8 +144,9 @@ class Engine(ABC):
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
         """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time.
 
-        ``preload`` names modules that tasks need. An engine that starts processes imports them there before the
-        first task; for other engines the function of a task names its module. The default ignores the arguments.
+        ``preload`` names modules that tasks need. An engine that starts processes imports them
+        there before the first task; for other engines the function of a task names its module. The
+        default ignores the arguments.
         """
         return cls()
 
@@ -157,11 +167,13 @@ class Engine(ABC):
     ) -> Any:
         """Run ``function(*args)`` as a task.
 
-        Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
-        tuple that it returns. ``priority`` is a hint: engines that support it run the task before tasks without.
+        Returns a reference to its result, or with ``returns=n`` a list of n references to the items
+        of the tuple that it returns. ``priority`` is a hint: engines that support it run the task
+        before tasks without.
 
-        Raises ``ValueError`` if the task needs more than the engine ever has, since it could never run, and for a
-        function of this package that the table of tasks in ``calls`` lacks, where COMPSs would not find it.
+        Raises ``ValueError`` if the task needs more than the engine ever has, since it could never
+        run, and for a function of this package that the table of tasks in ``calls`` lacks, where
+        COMPSs would not find it.
         """
         calls.task_name(function)
         self._check_open()
@@ -170,38 +182,50 @@ class Engine(ABC):
 
     @abstractmethod
     def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        returns: int,
+        resources: Resources,
+        priority: bool,
     ) -> Sequence[Ref]:
-        """Submit the task, and return references to its results; raise ``ValueError`` if it could never run."""
+        """Submit the task, and return references to its results; raise ``ValueError`` if it could
+        never run.
+        """
 
     @abstractmethod
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Update the value behind ``target`` to ``function(value, *args)``, in any order with other updates.
+        """Update the value behind ``target`` to ``function(value, *args)``, in any order with other
+        updates.
 
-        Updates of one target run one at a time, in the order in which their arguments become available. Later
-        reads of ``target`` see every update submitted so far. Returns a reference to the value after this
-        update.
+        Updates of one target run one at a time, in the order in which their arguments become
+        available. Later reads of ``target`` see every update submitted so far. Returns a reference
+        to the value after this update.
         """
 
     @abstractmethod
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait for the values and return them. Raises the exception of a task that failed.
 
-        ``small`` means that the values have a few hundred bytes each: an engine may transfer many of them together.
+        ``small`` means that the values have a few hundred bytes each: an engine may transfer many
+        of them together.
         """
 
     @abstractmethod
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the newest value behind the reference, or ``None`` if none arrives within ``timeout`` seconds.
+        """Return the newest value behind the reference, or ``None`` if none arrives within
+        ``timeout`` seconds.
 
-        Unlike ``fetch`` it does not wait for unfinished commutative updates. An engine that cannot read values
-        without waiting may always return ``None``.
+        Unlike ``fetch`` it does not wait for unfinished commutative updates. An engine that cannot
+        read values without waiting may always return ``None``.
         """
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Wait until all values are available or one has failed; return ``False`` after ``timeout`` seconds.
+        """Wait until all values are available or one has failed; return ``False`` after ``timeout``
+        seconds.
 
-        An engine that cannot wait with a timeout returns ``True`` immediately; ``fetch`` waits then.
+        An engine that cannot wait with a timeout returns ``True`` immediately; ``fetch`` waits
+        then.
         """
         self._check_open()
         return True
@@ -211,13 +235,17 @@ class Engine(ABC):
         """Return the references whose values are available or have failed, without waiting."""
 
     def keep(self, refs: Sequence[Ref]) -> None:  # noqa: B027
-        """Take care of values that tasks need for long: a hint for engines that would have to make them again."""
+        """Take care of values that tasks need for long: a hint for engines that would have to make
+        them again.
+        """
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Make sure that all these tasks can run at the same time: for tasks that wait for each other.
+        """Make sure that all these tasks can run at the same time: for tasks that wait for each
+        other.
 
-        They can until the scope of this thread ends, or reserves again. Raises ``ValueError`` if they cannot,
-        beside those that other scopes have reserved. Other submitted tasks may still delay them.
+        They can until the scope of this thread ends, or reserves again. Raises ``ValueError`` if
+        they cannot, beside those that other scopes have reserved. Other submitted tasks may still
+        delay them.
         """
         self._check_open()
         with self._lock:
@@ -235,22 +263,27 @@ class Engine(ABC):
 
     @abstractmethod
     def free(self, refs: Sequence[Ref]) -> None:
-        """Free the values behind references that are still held; using them raises ``TaskCancelledError``."""
+        """Free the values behind references that are still held; using them raises
+        ``TaskCancelledError``.
+        """
 
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
-        """End the engine and free all its values; ``kill`` ends running tasks instead of waiting for them."""
+        """End the engine and free all its values; ``kill`` ends running tasks instead of waiting
+        for them.
+        """
 
     @abstractmethod
     def _check_open(self) -> None:
         """Raise ``EngineClosedError`` after ``shutdown``."""
 
-    # -- where tasks run -----------------------------------------------------------------------------------
+    # -- where tasks run
+    # -----------------------------------------------------------------------------------
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
-        """Return the nodes that tasks run on, by default this machine, with the cores that this process may use and
-        the GPUs that torch sees; empty if they are unknown.
+        """Return the nodes that tasks run on, by default this machine, with the cores that this
+        process may use and the GPUs that torch sees; empty if they are unknown.
         """
         return [Node("localhost", nodes.cores(), accelerators())]
 
@@ -264,56 +297,70 @@ class Engine(ABC):
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return the default number of workers: how many tasks of ``threads`` threads fit on the physical cores."""
+        """Return the default number of workers: how many tasks of ``threads`` threads fit on the
+        physical cores.
+        """
         return max(1, nodes.physical_cores() // threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return the default number of intra-op threads of a task: a worker's share of the smallest node."""
+        """Return the default number of intra-op threads of a task: a worker's share of the smallest
+        node.
+        """
         cpus = [node.cpus for node in cls.nodes()] or [1]
         return max(1, min(cpus) // -(-num_workers // len(cpus)))
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the torch device of a worker's tasks: one of ``num_gpu`` in turn, unless a runtime binds them."""
+        """Return the torch device of a worker's tasks: one of ``num_gpu`` in turn, unless a runtime
+        binds them.
+        """
         return gpu(None if cls.traits.binds_gpus else worker % num_gpu) if num_gpu else CPU
 
     @classmethod
     def check_gpus(cls, num_gpu: int) -> None:
-        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs: tasks would fail or wait forever."""
+        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs: tasks would fail or
+        wait forever.
+        """
         nodes = cls.nodes()
         available = sum(node.gpus for node in nodes)
         if nodes and num_gpu > available:
             raise ValueError(
-                f"num_gpu={num_gpu}, but the {cls.name} engine has {available} GPUs; use num_gpu={available}. "
-                "Torch sees GPUs if it was built for them, COMPSs those that its resources declare"
+                f"num_gpu={num_gpu}, but the {cls.name} engine has {available} GPUs; use "
+                f"num_gpu={available}. Torch sees GPUs if it was built for them, COMPSs those "
+                "that its resources declare"
             )
 
     @classmethod
     def time_left(cls) -> float | None:
-        """Return the seconds until the surrounding runtime ends this program, or ``None`` without such a limit."""
+        """Return the seconds until the surrounding runtime ends this program, or ``None`` without
+        such a limit.
+        """
         return None
 
-    # -- running tasks -------------------------------------------------------------------------------------
+    # -- running tasks
+    # -------------------------------------------------------------------------------------
 
     @contextmanager
     def scope(self, *, watched: bool = False, timeout: float | None = None) -> Iterator[None]:
         """Let what this thread makes inside the context end with it if an exception leaves it.
 
-        Its tasks are then cancelled: those that wait never run, and those that run end with their process, which
-        is replaced. Once all have ended (on COMPSs, which cannot cancel tasks, have run), the values that were made
-        are freed. Whoever uses them gets a ``TaskCancelledError``. What was made outside, also by other threads,
-        and in other scopes inside, is left alone. Scopes that end well keep what they have made.
+        Its tasks are then cancelled: those that wait never run, and those that run end with their
+        process, which is replaced. Once all have ended (on COMPSs, which cannot cancel tasks, have
+        run), the values that were made are freed. Whoever uses them gets a ``TaskCancelledError``.
+        What was made outside, also by other threads, and in other scopes inside, is left alone.
+        Scopes that end well keep what they have made.
 
-        ``watched`` tasks that are silent for long are warned of (``liveness``). With a ``timeout``, a watched task
-        that reports nothing for that many seconds is ended with its process, and runs again in another one. An
-        engine that cannot watch its tasks does not.
+        ``watched`` tasks that are silent for long are warned of (``liveness``). With a ``timeout``,
+        a watched task that reports nothing for that many seconds is ended with its process, and
+        runs again in another one. An engine that cannot watch its tasks does not.
 
-        Tasks have the program's settings of torch and numpy from the start of the scope (``ProgramSettings``). A
-        warning names those that cannot be sent.
+        Tasks have the program's settings of torch and numpy from the start of the scope
+        (``ProgramSettings``). A warning names those that cannot be sent.
         """
         self._check_open()
-        settings, outer = self._program_settings(), self._scope
+        settings = self._program_settings()
+        outer = self._scope
         for setting in () if settings is None else settings.left_out:
             warn_once(f"tasks run in other processes, where {setting} has no effect")
         own = Scope(Watching(timeout=timeout) if watched else None, settings)
@@ -334,7 +381,9 @@ class Engine(ABC):
                 self._scopes.discard(own)
 
     def _program_settings(self) -> ProgramSettings | None:
-        """Return the settings of the program for tasks in other processes; ``None`` if they run in this one."""
+        """Return the settings of the program for tasks in other processes; ``None`` if they run in
+        this one.
+        """
         return ProgramSettings() if self.traits.asynchronous else None
 
     @property
@@ -359,7 +408,8 @@ class Engine(ABC):
         """Cancel the tasks of a scope that has failed, or wait for them."""
 
     def trained_samples(self) -> int | None:
-        """Return how many samples tasks have trained so far, counting repeated tasks again; ``None`` if unknown.
+        """Return how many samples tasks have trained so far, counting repeated tasks again;
+        ``None`` if unknown.
 
         Other threads may call it while a task runs.
         """
@@ -372,14 +422,18 @@ class Engine(ABC):
     def __reduce__(self) -> NoReturn:
         """Raise ``TypeError``: an engine belongs to its process."""
         raise TypeError(
-            f"a {type(self).__name__} cannot be pickled; name the engine instead: {self.name!r}; of a trainer keep "
-            "the network, trainer.save('net.safetensors') or torch.save(trainer.model(), ...)"
+            f"a {type(self).__name__} cannot be pickled; name the engine instead: {self.name!r}; "
+            "of a trainer keep the network, trainer.save('net.safetensors') or "
+            "torch.save(trainer.model(), ...)"
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.shutdown(kill=error is not None)

@@ -1,4 +1,6 @@
-"""What every engine does with a task: name it, prepare a process, fill in arguments, call it, send exceptions."""
+"""What every engine does with a task: name it, prepare a process, fill in arguments, call it, send
+exceptions.
+"""
 
 import ctypes
 import gc
@@ -25,12 +27,25 @@ from compss_train.exceptions import WorkerTraceback
 from compss_train.model.program_settings import ProgramSettings
 
 LEFT = 79
-"""Exit code of a process that ends itself and a task that its fit no longer needs: nothing is lost."""
+"""Exit code of a process that ends itself and a task that its fit no longer needs: nothing is
+lost.
+"""
 MAX_RUNS = 4
-"""Maximum number of attempts to run a task whose process dies each time, the same number as COMPSs's."""
+"""Maximum number of attempts to run a task whose process dies each time, the same number as
+COMPSs's.
+"""
 
-FIRST = ("partial_sum", "merge_results", "rebased", "read_parameters", "notify_evaluated", "copy_value")
-"""Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all have one here."""
+FIRST = (
+    "partial_sum",
+    "merge_results",
+    "rebased",
+    "read_parameters",
+    "notify_evaluated",
+    "copy_value",
+)
+"""Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all
+have one here.
+"""
 ON_GPUS = ("train_group", "train_worker", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
 OTHERS = ("simulate_and_send", "split_rows", "describe")
@@ -47,20 +62,23 @@ _MALLOC_PARAMETERS = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_T
 
 
 def prepare_process(preload: Sequence[str] = ()) -> None:
-    """Import the given modules and those that torch imports late, and keep freed memory for the next batch.
+    """Import the given modules and those that torch imports late, and keep freed memory for the
+    next batch.
 
-    By default, glibc returns memory to the system when the top of the heap is free, and gets it back page by page
-    for the next batch: a tenth of the training time of a small CNN. Here it keeps up to 1 GiB, unless the user's
-    environment variables set these parameters. Other C libraries are unaffected.
+    By default, glibc returns memory to the system when the top of the heap is free, and gets it
+    back page by page for the next batch: a tenth of the training time of a small CNN. Here it keeps
+    up to 1 GiB, unless the user's environment variables set these parameters. Other C libraries are
+    unaffected.
     """
     if FOLDER_MODULES in os.environ:
         sys.meta_path.append(FolderModules(*json.loads(os.environ[FOLDER_MODULES])))
-    # Objects of modules are permanent. Searching them for garbage takes a third of the time of imports, and 7 % of
-    # the processor's time of a fit with 64 small workers.
+    # Objects of modules are permanent. Searching them for garbage takes a third of the time of
+    # imports, and 7 % of the processor's time of a fit with 64 small workers.
     gc.disable()
     for module in preload:
         importlib.import_module(module)
-    # With the first optimizer of a process torch imports its compiler, which takes more than half a second.
+    # With the first optimizer of a process torch imports its compiler, which takes more than half a
+    # second.
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
     gc.freeze()
     gc.enable()
@@ -73,10 +91,11 @@ def prepare_process(preload: Sequence[str] = ()) -> None:
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` intra-op threads inside the context; restore the previous number afterwards.
+    """Let torch use ``count`` intra-op threads inside the context; restore the previous number
+    afterwards.
 
-    Sums over a different number of threads round differently. A task gives the same bits on every engine because
-    its number of threads is part of its resources.
+    Sums over a different number of threads round differently. A task gives the same bits on every
+    engine because its number of threads is part of its resources.
     """
     before = torch.get_num_threads()
     if before == count:
@@ -97,10 +116,14 @@ class Placeholder:
 
 
 def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return a task's arguments, each replaced by ``function(argument)``; lists are mapped item by item."""
+    """Return a task's arguments, each replaced by ``function(argument)``; lists are mapped item by
+    item.
+    """
     return tuple(
         [
-            [function(item) for item in argument] if isinstance(argument, list) else function(argument)
+            [function(item) for item in argument]
+            if isinstance(argument, list)
+            else function(argument)
             for argument in args
         ]
     )
@@ -108,13 +131,19 @@ def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, 
 
 def filled(args: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Return a task's arguments with its inputs in place of the placeholders."""
-    return map_args(args, lambda value: inputs[value.index] if isinstance(value, Placeholder) else value)
+    return map_args(
+        args, lambda value: inputs[value.index] if isinstance(value, Placeholder) else value
+    )
 
 
 def results_of(
-    function: Callable[..., Any], args: Sequence[Any], returns: int, settings: ProgramSettings | None = None
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    returns: int,
+    settings: ProgramSettings | None = None,
 ) -> list[Any]:
-    """Call a task's function; return its result, or the items of the tuple that it returns for several results.
+    """Call a task's function; return its result, or the items of the tuple that it returns for
+    several results.
 
     ``settings`` are those of the program, in another process.
     """
@@ -123,16 +152,19 @@ def results_of(
     if returns == 1:
         return [result]
     if len(result) != returns:
-        raise ValueError(f"{name_of(function)} returned {len(result)} results, but returns={returns}")
+        raise ValueError(
+            f"{name_of(function)} returned {len(result)} results, but returns={returns}"
+        )
     return list(result)
 
 
 def select_gpu(devices: str, runtime: str) -> None:
     """Make the GPU that a runtime bound to this task the current device.
 
-    Runtimes set CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but processes serve many tasks. So here
-    CUDA sees all devices and each task selects its own; if it was initialized earlier with fewer, the last one.
-    Where devices have names, such as the parts of a GPU (MIG), of which a process sees one at most, it keeps that.
+    Runtimes set CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but processes serve many
+    tasks. So here CUDA sees all devices and each task selects its own; if it was initialized
+    earlier with fewer, the last one. Where devices have names, such as the parts of a GPU (MIG), of
+    which a process sees one at most, it keeps that.
     """
     name = devices.split(",")[0]
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -141,8 +173,9 @@ def select_gpu(devices: str, runtime: str) -> None:
         try:
             if not torch.cuda.is_available():
                 raise RuntimeError(
-                    f"{runtime} bound GPU {devices} of {socket.gethostname()} to this task, but torch sees no GPU "
-                    "there; install a CUDA build of torch on the nodes, or use num_gpu=0"
+                    f"{runtime} bound GPU {devices} of {socket.gethostname()} to this task, but "
+                    "torch sees no GPU there; install a CUDA build of torch on the nodes, or use "
+                    "num_gpu=0"
                 )
             torch.cuda.init()  # type: ignore[no-untyped-call]
         finally:  # COMPSs deletes the variable after the task, and its process would fail without it
@@ -156,7 +189,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function's tasks: its own for this package's functions, ``run`` for those of programs.
+    """Return the name of a function's tasks: its own for this package's functions, ``run`` for
+    those of programs.
 
     Raises ``ValueError`` for a function of this package that the table of tasks lacks.
     """
@@ -164,49 +198,64 @@ def task_name(function: Callable[..., Any]) -> str:
         return "run"
     if function.__name__ not in {*FIRST, *ON_GPUS, *OTHERS}:
         raise ValueError(
-            f"{function.__module__}.{name_of(function)} is no task: add its name to FIRST, ON_GPUS or OTHERS in "
-            "compss_train.engines.calls, by which COMPSs finds the tasks of this package"
+            f"{function.__module__}.{name_of(function)} is no task: add its name to FIRST, "
+            "ON_GPUS or OTHERS in compss_train.engines.calls, by which COMPSs finds the tasks of "
+            "this package"
         )
     return function.__name__
 
 
 def exited(error: SystemExit) -> RuntimeError:
-    """Return the error of a task that would have ended its process, and with the serial engine the program."""
+    """Return the error of a task that would have ended its process, and with the serial engine the
+    program.
+    """
     return RuntimeError(
-        f"a task called sys.exit({'' if error.code is None else repr(error.code)}): networks, losses and all else "
-        "that tasks run must not end their process; raise an exception instead"
+        f"a task called sys.exit({'' if error.code is None else repr(error.code)}): networks, "
+        "losses and all else that tasks run must not end their process; raise an exception "
+        "instead"
     )
 
 
 def task_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception in a task, without most of the frames that are not the user's.
+    """Return the traceback of an exception in a task, without most of the frames that are not the
+    user's.
 
-    Of those of this package and of torch there is at most the last one, and of all at most ``MOST_FRAMES``.
+    Of those of this package and of torch there is at most the last one, and of all at most
+    ``MOST_FRAMES``.
     """
     lines = traceback.format_exception(error)
-    parts = [*(part for part in lines if ", in __torch_function__\n" not in part), ""]  # those that only watch
+    # Those that only watch.
+    parts = [*(part for part in lines if ", in __torch_function__\n" not in part), ""]
     frames = [number for number, part in enumerate(parts) if part.startswith(_FRAME)]
     last = [number for number in frames if number + 1 not in frames]
-    shown = [number for number in frames if number in last or not parts[number].startswith(_INTERNAL)]
+    shown = [
+        number for number in frames if number in last or not parts[number].startswith(_INTERNAL)
+    ]
     hidden = {*frames}.difference(shown[:1], shown[1:][1 - MOST_FRAMES :])
     text = ""
     for left_out, group in groupby(range(len(parts)), hidden.__contains__):
         numbers = [*group]
-        shortest = (re.sub(r"\A(  File .*\n.*\n)(?s:.*)", r"\1", parts[number]) for number in numbers)
+        shortest = (
+            re.sub(r"\A(  File .*\n.*\n)(?s:.*)", r"\1", parts[number]) for number in numbers
+        )
         text += f"  [frames left out: {len(numbers)}]\n" if left_out else "".join(shortest)
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a task in a form that can be sent; one that cannot be pickled becomes a ``RuntimeError``."""
+    """An exception of a task in a form that can be sent; one that cannot be pickled becomes a
+    ``RuntimeError``.
+    """
 
     pickled: bytes
     text: str
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Return the failure for an exception that is being handled; ``SystemExit`` becomes a ``RuntimeError``."""
+        """Return the failure for an exception that is being handled; ``SystemExit`` becomes a
+        ``RuntimeError``.
+        """
         text = task_traceback(error)
         if isinstance(error, SystemExit):
             error = exited(error)

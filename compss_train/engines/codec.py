@@ -1,12 +1,13 @@
 """Values as bytes and back, without copying the arrays in them.
 
-Layout: the number of parts and each part's length as unsigned 64-bit integers, then the parts, each at a
-multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are its out-of-band buffers: numpy arrays and CPU
-tensors. Decoding yields arrays that are views of the bytes.
+Layout: the number of parts and each part's length as unsigned 64-bit integers, then the parts, each
+at a multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are its out-of-band buffers:
+numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes.
 
-A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data. An object of a
-class with ``loaded_once`` is encoded as a separate pickle, which a process decodes once: it keeps the last few of
-these objects, with the bytes behind their arrays, and passes them to later tasks that receive the same content.
+A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its
+data. An object of a class with ``loaded_once`` is encoded as a separate pickle, which a process
+decodes once: it keeps the last few of these objects, with the bytes behind their arrays, and passes
+them to later tasks that receive the same content.
 """
 
 import copyreg
@@ -39,7 +40,8 @@ _LENGTH = np.dtype("<u8")
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     """Keep the name of the file, which cloudpickle replaces and tracebacks show."""
     make, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return _rebuild_code, ("".join(list(code.co_filename)), make, args)  # a copy: equal objects have equal pickles
+    # A copy: equal objects have equal pickles.
+    return _rebuild_code, ("".join(list(code.co_filename)), make, args)
 
 
 def _rebuild_code(filename: str, make: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
@@ -47,7 +49,9 @@ def _rebuild_code(filename: str, make: Callable[..., CodeType], args: tuple[Any,
 
 
 def _refuse_file(file: io.TextIOWrapper) -> Any:
-    """Refuse an open file, of which cloudpickle would send all the text; standard streams have none."""
+    """Refuse an open file, of which cloudpickle would send all the text; standard streams have
+    none.
+    """
     if not file.closed and file.readable() and isinstance(file.name, str) and file.fileno() > 2:
         raise pickle.PicklingError(f"{file.name} is an open file")
     return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
@@ -71,7 +75,9 @@ _REDUCERS: dict[Any, Any] = {
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of band, too."""
+    """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of
+    band, too.
+    """
 
     def __init__(self, stream: io.BytesIO, *, kept: object = None, **options: Any) -> None:
         # One dict: cloudpickle's ChainMap is searched in Python, for each object.
@@ -83,7 +89,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         ours = isinstance(obj, type | FunctionType) and (obj.__module__ or "").startswith(_PACKAGE)
         if ours and obj.__name__ == obj.__qualname__:
-            return NotImplemented  # by name, without cloudpickle's search: half of the time of a small task
+            # By name, without cloudpickle's search: half of the time of a small task.
+            return NotImplemented
         if getattr(type(obj), "loaded_once", False) and obj is not self._kept:
             return _load_once, (_OwnPickle.of(obj),)
         if type(obj) is torch.Tensor and _is_plain(obj):
@@ -96,7 +103,9 @@ class _OwnPickle:
     """An object of a class with ``loaded_once``."""
 
     digest: bytes
-    """Digest of the content: equal for equal objects, so that contents need not be read to compare them."""
+    """Digest of the content: equal for equal objects, so that contents need not be read to compare
+    them.
+    """
     data: pickle.PickleBuffer = field(compare=False)
     buffers: Sequence[pickle.PickleBuffer] = field(compare=False)
 
@@ -105,7 +114,8 @@ class _OwnPickle:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
-        # Bytes: of a stream in a reference cycle, a view crashes Python 3.11 (gh-77894) and warns on 3.13.
+        # Bytes: of a stream in a reference cycle, a view crashes Python 3.11 (gh-77894) and warns
+        # on 3.13.
         data = pickle.PickleBuffer(stream.getvalue())
         digest = hashlib.sha256()
         for part in (data, *buffers):
@@ -128,7 +138,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_on_file(array: object) -> bool:
-    """Return whether the array is encoded as its file's path: the file holds the array's present content."""
+    """Return whether the array is encoded as its file's path: the file holds the array's present
+    content.
+    """
     if type(array) is not np.memmap:
         return False
     # In mode "c" changes stay in this process's memory and the file lacks them.
@@ -140,11 +152,19 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     dense = tensor.permute(order)
     if not dense.is_contiguous():
-        order, dense = list(range(tensor.dim())), tensor.contiguous()
-    return _rebuild_tensor, (flat_bytes(dense).numpy(), tensor.dtype, tuple(dense.shape), tuple(order))
+        order = list(range(tensor.dim()))
+        dense = tensor.contiguous()
+    return _rebuild_tensor, (
+        flat_bytes(dense).numpy(),
+        tensor.dtype,
+        tuple(dense.shape),
+        tuple(order),
+    )
 
 
-def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+def _rebuild_tensor(
+    raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]
+) -> torch.Tensor:
     flat = shared_tensor(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
     return flat.view(shape).permute([order.index(dimension) for dimension in range(len(order))])
 
@@ -155,15 +175,22 @@ def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:
     whole = array
     while isinstance(whole.base, np.memmap):
         whole = whole.base
-    start = whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    start = (
+        whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    )
     return _open_memmap, (os.path.abspath(str(array.filename)), start, array.dtype, array.shape)
 
 
-def _open_memmap(path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _open_memmap(
+    path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
     end = start + int(np.prod(shape)) * dtype.itemsize
     mapped = map_file(path)
     if len(mapped) < end:
-        reason = f"has been cut since it was memory-mapped: it has {len(mapped)} bytes, and {end} are needed"
+        reason = (
+            f"has been cut since it was memory-mapped: it has {len(mapped)} bytes, and "
+            f"{end} are needed"
+        )
         raise BadFileError(path, f"{reason}. Leave files that a fit reads as they are")
     return mapped[start:end].view(dtype).reshape(shape)
 
@@ -171,8 +198,8 @@ def _open_memmap(path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, 
 def map_file(path: str | os.PathLike[str]) -> Bytes:
     """Map a file copy-on-write: pages are shared with other processes until they are written to.
 
-    Uses ``torch.from_file``, which, unlike ``mmap.mmap``, keeps no file descriptor open for each mapping. Raises
-    ``FileNotFoundError`` for a file that was removed.
+    Uses ``torch.from_file``, which, unlike ``mmap.mmap``, keeps no file descriptor open for each
+    mapping. Raises ``FileNotFoundError`` for a file that was removed.
     """
     size = os.stat(path).st_size
     try:
@@ -196,7 +223,9 @@ def pickled(value: object) -> bytes:
 
 
 def encode(value: object) -> list[memoryview]:
-    """Return chunks whose concatenation encodes the value; chunks of arrays share the value's memory."""
+    """Return chunks whose concatenation encodes the value; chunks of arrays share the value's
+    memory.
+    """
     data, buffers = dumps(value)
     parts = [data, *buffers]
     header = np.array([len(parts), *(part.nbytes for part in parts)], _LENGTH).tobytes()
@@ -224,9 +253,9 @@ def decode(data: Bytes) -> Any:
 class SerializedValue:
     """A value as a pickle and the buffers of its arrays, which PyCOMPSs and Ray store unchanged.
 
-    Values are serialized inside tasks, where errors can be caught. This also works for classes and functions of the
-    main script, which PyCOMPSs's own pickles cannot transfer to another process. Each instance is a separate
-    object, since COMPSs distinguishes values by identity.
+    Values are serialized inside tasks, where errors can be caught. This also works for classes and
+    functions of the main script, which PyCOMPSs's own pickles cannot transfer to another process.
+    Each instance is a separate object, since COMPSs distinguishes values by identity.
     """
 
     __slots__ = ("__weakref__", "buffers", "data")
@@ -251,7 +280,8 @@ class SerializedValue:
 
     def assign(self, other: "SerializedValue") -> None:
         """Take over the content of another instance: PyCOMPSs's tasks update objects in place."""
-        self.data, self.buffers = other.data, other.buffers
+        self.data = other.data
+        self.buffers = other.buffers
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         buffers = [pickle.PickleBuffer(buffer) for buffer in self.buffers]

@@ -1,4 +1,6 @@
-"""Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that are ready."""
+"""Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that
+are ready.
+"""
 
 import contextlib
 import itertools
@@ -31,7 +33,9 @@ class GraphThread:
         self.graph = TaskGraph()
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="compss_train scheduler", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="compss_train scheduler", daemon=True
+        )
 
     @property
     def alive(self) -> bool:
@@ -43,15 +47,20 @@ class GraphThread:
         self._events.put(partial(function, *args))
 
     def stop(self) -> None:
-        """End the thread; waiting for a value that is still missing raises ``EngineClosedError``."""
+        """End the thread; waiting for a value that is still missing raises
+        ``EngineClosedError``.
+        """
         self._stopping = True
         self._events.put(None)
-        if threading.current_thread() is not self._thread:  # garbage collection may call this in the thread itself
+        # Garbage collection may call this in the thread itself.
+        if threading.current_thread() is not self._thread:
             self._thread.join()
         self.graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
 
     def cancel(self, scope: Scope) -> None:
-        """Cancel the unfinished tasks of a scope, from this thread; ``scope.ended`` tells when all have ended."""
+        """Cancel the unfinished tasks of a scope, from this thread; ``scope.ended`` tells when all
+        have ended.
+        """
         for task in self.graph.cancel(scope):
             self._end(task)
 
@@ -97,7 +106,8 @@ class GraphRef(Ref):
     __slots__ = ("engine", "updates", "value")
 
     def __init__(self, engine: "GraphEngine", value: Value) -> None:
-        self.engine, self.value = engine, value
+        self.engine = engine
+        self.value = value
         self.updates: Updates | None = None
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -147,7 +157,12 @@ class GraphEngine(Engine):
         return self._made(GraphRef(self, published))
 
     def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        returns: int,
+        resources: Resources,
+        priority: bool,
     ) -> Sequence[Ref]:
         """Queue the task."""
         self._check_size(resources)
@@ -187,7 +202,9 @@ class GraphEngine(Engine):
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
         """Wait for the tasks."""
         self._check_open()
-        done, missing = wait([self._settled_value(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
+        done, missing = wait(
+            [self._settled_value(ref).future for ref in refs], timeout, FIRST_EXCEPTION
+        )
         return not missing or any(future.exception() is not None for future in done)
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -213,7 +230,8 @@ class GraphEngine(Engine):
         """Free the values once all submitted tasks have read them."""
         for own in map(self._own, refs):
             self.release(own)
-            own.value, own.updates = Value(), None
+            own.value = Value()
+            own.updates = None
             own.value.future.set_exception(TaskCancelledError())
 
     def cancel(self) -> None:
@@ -228,11 +246,15 @@ class GraphEngine(Engine):
             self._check_open()
 
     def release(self, ref: GraphRef) -> None:
-        """Free a value once all submitted tasks have read it. Any thread may call this, also after the end."""
+        """Free a value once all submitted tasks have read it. Any thread may call this, also after
+        the end.
+        """
         self._post(self._graph.delete, self._settled_value(ref))
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return the references whose task has ended; for commutative updates, the task of the first value."""
+        """Return the references whose task has ended; for commutative updates, the task of the
+        first value.
+        """
         self._check_open()
         return [ref for ref in refs if self._own(ref).value.future.done()]
 
@@ -240,7 +262,8 @@ class GraphEngine(Engine):
         """Return the value that readers get from now on: after all updates submitted so far."""
         own = self._own(ref)
         if own.updates is not None:
-            updates, own.updates = own.updates, None
+            updates = own.updates
+            own.updates = None
             self._post(self._graph.delete, own.value)
             own.value = updates.result
             self._post(self._graph.close, updates)

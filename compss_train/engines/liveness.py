@@ -1,8 +1,8 @@
 """Liveness: what a process's task has done so far, and how long a healthy task may be silent.
 
-A report costs less than a microsecond because nothing is sent: the process adds to counters in a mapped file. Other
-processes that map the file can read them at any time: to notice tasks that are stopped or hang (``watch``), and for
-the display of progress within a round.
+A report costs less than a microsecond because nothing is sent: the process adds to counters in a
+mapped file. Other processes that map the file can read them at any time: to notice tasks that are
+stopped or hang (``watch``), and for the display of progress within a round.
 """
 
 import mmap
@@ -10,20 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_COUNTS, _NUMBERS = 16, 32
+_COUNTS = 16
+_NUMBERS = 32
 """Bytes of the two counters, of reports and of samples; and of all numbers."""
 SIZE = 256
 """Bytes of a heartbeat: the counters, how the task is watched (two more numbers), and a text."""
 
 WARN_SECONDS = 30.0
-"""Minimum silence, in seconds, before a warning: the first batch of a fit may have to read large files."""
+"""Minimum silence, in seconds, before a warning: the first batch of a fit may have to read large
+files.
+"""
 
 WARN_FACTOR = 10.0
 """A silence must be this many times as long as the longest one so far to cause a warning."""
 
 
 class Heartbeat:
-    """The reports of one process, which alone writes them; a text read while it changes may be garbled.
+    """The reports of one process, which alone writes them; a text read while it changes may be
+    garbled.
 
     They are in a file of ``SIZE`` bytes at ``path``.
     """
@@ -33,10 +37,13 @@ class Heartbeat:
         with open(path, "r+b") as file:
             memory = memoryview(mmap.mmap(file.fileno(), SIZE))
         self._text = memory[_NUMBERS:]
-        self._counts, self._watched = memory[:_COUNTS].cast("Q"), memory[_COUNTS:_NUMBERS].cast("d")
+        self._counts = memory[:_COUNTS].cast("Q")
+        self._watched = memory[_COUNTS:_NUMBERS].cast("d")
 
     def report(self, samples: int = 0, doing: str | None = None) -> None:
-        """Report that the task makes progress: it has trained more samples, or what it does from now on."""
+        """Report that the task makes progress: it has trained more samples, or what it does from
+        now on.
+        """
         if doing is not None:
             size = SIZE - _NUMBERS
             self._text[:] = doing.encode()[:size].ljust(size, b"\0")
@@ -44,7 +51,9 @@ class Heartbeat:
         self._counts[1] += samples
 
     def watch(self, fit: int, timeout: float) -> None:
-        """Report that the task belongs to the fit with this number, and how it is watched: see ``watched``."""
+        """Report that the task belongs to the fit with this number, and how it is watched: see
+        ``watched``.
+        """
         self._watched[0] = 0  # while the other one changes
         self._watched[1] = timeout
         self._watched[0] = fit
@@ -66,18 +75,25 @@ class Heartbeat:
 
     @property
     def watched(self) -> tuple[int, float]:
-        """The number of the task's fit, 0 where none watches it, and the silence that ends it, 0 for none."""
-        fit, timeout = self._watched[0], self._watched[1]
+        """The number of the task's fit, 0 where none watches it, and the silence that ends it, 0
+        for none.
+        """
+        fit = self._watched[0]
+        timeout = self._watched[1]
         return (int(fit), timeout) if fit == self._watched[0] else (0, 0.0)
 
 
 _report: ContextVar[Callable[[int, str | None], None] | None] = ContextVar("report", default=None)
-"""Takes the reports of tasks, as ``Heartbeat.report`` does. Tasks are plain functions and get no engine."""
+"""Takes the reports of tasks, as ``Heartbeat.report`` does. Tasks are plain functions and get no
+engine.
+"""
 
 
 @contextmanager
 def reporting_to(report: Callable[[int, str | None], None]) -> Iterator[None]:
-    """Let the tasks that run inside the context report to a function, such as ``Heartbeat.report``."""
+    """Let the tasks that run inside the context report to a function, such as
+    ``Heartbeat.report``.
+    """
     token = _report.set(report)
     try:
         yield
@@ -86,7 +102,9 @@ def reporting_to(report: Callable[[int, str | None], None]) -> Iterator[None]:
 
 
 def beat(samples: int = 0) -> None:
-    """Report from a task that it makes progress, and has trained more samples. Call it for every batch."""
+    """Report from a task that it makes progress, and has trained more samples. Call it for every
+    batch.
+    """
     if (report := _report.get()) is not None:
         report(samples, None)
 

@@ -1,4 +1,5 @@
-"""Nodes that tasks run on: what they have and tasks ask for, and the address at which tasks reach this machine.
+"""Nodes that tasks run on: what they have and tasks ask for, and the address at which tasks reach
+this machine.
 
 Imports no torch, so that the doctor can use it.
 """
@@ -38,8 +39,8 @@ class Resources:
     gpus: float = 0
     """GPUs, at most one; a fraction where several tasks share it. COMPSs gives each a whole one."""
     own_process: bool = False
-    """Whether the task may end its process, as a hanging simulation does. It then runs where a process that dies is
-    replaced and its task runs again."""
+    """Whether the task may end its process, as a hanging simulation does. It then runs where a
+    process that dies is replaced and its task runs again."""
 
 
 ONE_CPU = Resources()
@@ -51,7 +52,9 @@ def cores() -> int:
 
 
 def physical_cores() -> int:
-    """Return the number of physical cores that this process may use, within its affinity and container limits."""
+    """Return the number of physical cores that this process may use, within its affinity and
+    container limits.
+    """
     with warnings.catch_warnings():
         # If loky cannot determine the physical cores, it warns and counts the logical ones.
         warnings.simplefilter("ignore")
@@ -75,8 +78,8 @@ def is_local(name: str) -> bool:
 def address_for(nodes: Sequence[Node]) -> str:
     """Return the address at which tasks on these nodes reach this machine.
 
-    It is the loopback address if all of them are here, else this machine's address on the default route or, without
-    one, the address of its host name.
+    It is the loopback address if all of them are here, else this machine's address on the default
+    route or, without one, the address of its host name.
     """
     if nodes and all(is_loopback(node.name) for node in nodes):
         return LOOPBACK
@@ -94,24 +97,30 @@ def own_address(host: str, port: int) -> str:
 
 
 def check_room(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:
-    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: they would wait.
+    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: they
+    would wait.
 
-    Places the largest tasks first. For tasks of very different sizes there may be another placement; a runtime is
-    no more likely to find it. ``advice`` says how there may be more resources.
+    Places the largest tasks first. For tasks of very different sizes there may be another
+    placement; a runtime is no more likely to find it. ``advice`` says how there may be more
+    resources.
     """
     for task in set(tasks):
         check_size(task, nodes)
     if not nodes:
         return
-    free = [[float(node.gpus), node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
+    free = [
+        [float(node.gpus), node.cpus]
+        for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))
+    ]
     for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
         room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
         if room is None:
             needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
             declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
             raise ValueError(
-                f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do not fit on the "
-                f"nodes: {declared}. Use fewer workers, simulators or threads, or {advice}"
+                f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do "
+                f"not fit on the nodes: {declared}. Use fewer workers, simulators or threads, or "
+                f"{advice}"
             )
         room[0] -= task.gpus
         room[1] -= task.cpus
@@ -124,7 +133,10 @@ def check_size(task: Resources, nodes: Sequence[Node]) -> None:
     largest = max((node.cpus for node in nodes if node.gpus >= task.gpus), default=0)
     if nodes and task.cpus > largest:
         kind = "the largest node with a GPU" if task.gpus else "the largest node"
-        raise ValueError(f"a task needs {task.cpus} CPUs, {kind} has {largest}; use fewer threads= or larger nodes")
+        raise ValueError(
+            f"a task needs {task.cpus} CPUs, {kind} has {largest}; use fewer "
+            "threads= or larger nodes"
+        )
 
 
 def _amount(cpus: int, gpus: float) -> str:

@@ -20,12 +20,14 @@ ENGINE_VARIABLE = "COMPSS_TRAIN_ENGINE"
 def engine_class(name: str) -> type[Engine]:
     """Return the class of the engine with this name.
 
-    ``auto`` is the engine named by the environment variable ``COMPSS_TRAIN_ENGINE``; by default ``compss`` in an
-    application of COMPSs, ``ray`` where ``RAY_ADDRESS`` is set, as Ray's job system does, ``local`` elsewhere. In a
-    program started by plain ``python``, ``compss`` is the serial engine: PyCOMPSs runs tasks immediately there.
+    ``auto`` is the engine named by the environment variable ``COMPSS_TRAIN_ENGINE``; by default
+    ``compss`` in an application of COMPSs, ``ray`` where ``RAY_ADDRESS`` is set, as Ray's job
+    system does, ``local`` elsewhere. In a program started by plain ``python``, ``compss`` is the
+    serial engine: PyCOMPSs runs tasks immediately there.
 
-    Raises ``ValueError`` for an unknown name, ``ScriptLoadingError`` for ``compss`` while PyCOMPSs only imports the
-    script, and ``ImportError`` for ``compss`` without PyCOMPSs or ``ray`` without Ray.
+    Raises ``ValueError`` for an unknown name, ``ScriptLoadingError`` for ``compss`` while PyCOMPSs
+    only imports the script, and ``ImportError`` for ``compss`` without PyCOMPSs or ``ray`` without
+    Ray.
     """
     source = f"engine={name!r}"
     if name == "auto":
@@ -35,7 +37,10 @@ def engine_class(name: str) -> type[Engine]:
             elsewhere = RayEngine.name if os.environ.get(cluster.ADDRESS) else LocalEngine.name
             name = CompssEngine.name if runtime.under_compss() else elsewhere
     if not isinstance(name, str) or name not in ENGINES:
-        raise ValueError(f"{source} is not an engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
+        raise ValueError(
+            f"{source} is not an engine; choose one of auto, {', '.join(ENGINES)}, "
+            "or give an Engine"
+        )
     if name == CompssEngine.name and runtime.is_loading():
         raise ScriptLoadingError(
             "PyCOMPSs imports a script before it runs it, and nothing can be trained during the import. The script "

@@ -1,4 +1,6 @@
-"""The serial engine: runs each task in this process when it is submitted. For debugging, and the reference."""
+"""The serial engine: runs each task in this process when it is submitted. For debugging, and the
+reference.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,13 @@ class _SerialRef(Ref):
 
 
 class SerialEngine(Engine):
-    """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the task.
+    """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the
+    task.
 
-    In a program with several threads, one task at a time runs, whatever engine it belongs to: random numbers and
-    the number of threads are those of the whole process. A task that submits others runs them inside it. What other
-    threads of the program draw or seed meanwhile still counts: make networks before you start them.
+    In a program with several threads, one task at a time runs, whatever engine it belongs to:
+    random numbers and the number of threads are those of the whole process. A task that submits
+    others runs them inside it. What other threads of the program draw or seed meanwhile still
+    counts: make networks before you start them.
     """
 
     name: ClassVar[str] = "serial"
@@ -38,13 +42,21 @@ class SerialEngine(Engine):
         return self._made(_SerialRef(value))
 
     def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        returns: int,
+        resources: Resources,
+        priority: bool,
     ) -> Sequence[Ref]:
         """Run the task immediately."""
         values = map_refs(args, lambda ref: _serial(ref).value)
         with IN_PROCESS, calls.intra_op_threads(resources.cpus), liveness.reporting_to(self._count):
             try:
-                return [self._made(_SerialRef(result)) for result in calls.results_of(function, values, returns)]
+                return [
+                    self._made(_SerialRef(result))
+                    for result in calls.results_of(function, values, returns)
+                ]
             except SystemExit as error:  # else the program would end silently
                 raise calls.exited(error) from error
 
@@ -81,10 +93,12 @@ class SerialEngine(Engine):
         return 1
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError``: tasks never run at the same time, nor together with their coordinator."""
+        """Raise ``ValueError``: tasks never run at the same time, nor together with their
+        coordinator.
+        """
         raise ValueError(
-            f"{len(tasks)} tasks are to run at the same time, but the serial engine runs one at a time while the "
-            "coordinator waits; use engine='local'"
+            f"{len(tasks)} tasks are to run at the same time, but the serial engine runs one at "
+            "a time while the coordinator waits; use engine='local'"
         )
 
     def trained_samples(self) -> int:

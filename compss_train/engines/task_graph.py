@@ -1,4 +1,5 @@
-"""The graph of tasks and the values that they wait for: when tasks are ready, and which values are still needed.
+"""The graph of tasks and the values that they wait for: when tasks are ready, and which values are
+still needed.
 
 ``TaskGraph`` belongs to one thread; ``graph_engine`` has the engines that submit to it.
 """
@@ -35,7 +36,9 @@ class Value:
     waiting: "list[Task]" = field(default_factory=list)
     """Tasks that cannot start before this value is available."""
     readers: int = 0
-    """Number of its users: unfinished tasks, upcoming updates, and the value that it will also become."""
+    """Number of its users: unfinished tasks, upcoming updates, and the value that it will also
+    become.
+    """
     deleted: bool = False
     twin: "Value | None" = None
     """The value that is the same once this one is available."""
@@ -45,14 +48,18 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Updates:
-    """The commutative updates of a value since it was last read: a chain, in the order in which they are ready."""
+    """The commutative updates of a value since it was last read: a chain, in the order in which
+    they are ready.
+    """
 
     last: Value
     """The result of the chain's last update; before the first one, the value itself."""
     result: Value = field(default_factory=Value)
     """The value after all updates."""
     newest: Value | None = None
-    """The result of the last update that has run, which stays for ``peek`` until the value is read."""
+    """The result of the last update that has run, which stays for ``peek`` until the value is
+    read.
+    """
     waiting: int = 0
     """Updates with missing arguments, which have no place in the chain yet."""
     closed: bool = False
@@ -61,7 +68,9 @@ class Updates:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task:
-    """A task and its dependencies. The first argument of an update is its ``Updates`` until it is in the chain."""
+    """A task and its dependencies. The first argument of an update is its ``Updates`` until it is
+    in the chain.
+    """
 
     number: int
     function: Callable[..., Any]
@@ -97,14 +106,18 @@ class Task:
 
     def stored_args(self) -> tuple[Any, ...]:
         """Return the arguments with the stored content of each value in its place."""
-        return map_args(self.args, lambda item: item.future.result() if isinstance(item, Value) else item)
+        return map_args(
+            self.args, lambda item: item.future.result() if isinstance(item, Value) else item
+        )
 
     def __lt__(self, other: Self) -> bool:
         return (not self.priority, self.number) < (not other.priority, other.number)
 
 
 class TaskGraph:
-    """Queue tasks whose inputs are available, pass failures on, and free values. For one thread at a time."""
+    """Queue tasks whose inputs are available, pass failures on, and free values. For one thread at
+    a time.
+    """
 
     def __init__(self) -> None:
         self._ready: list[Task] = []
@@ -136,7 +149,9 @@ class TaskGraph:
         self._complete_chain(updates)
 
     def next_ready(self, cpus: int) -> Task | None:
-        """Remove and return the first ready task; ``None`` without one or if it needs more than ``cpus`` CPUs."""
+        """Remove and return the first ready task; ``None`` without one or if it needs more than
+        ``cpus`` CPUs.
+        """
         while self._ready and self._ready[0].failed:  # cancelled
             heapq.heappop(self._ready)
         if not self._ready or self._ready[0].resources.cpus > cpus:
@@ -191,7 +206,9 @@ class TaskGraph:
         self._detach(task)
 
     def wake(self) -> None:
-        """Check the tasks whose inputs have arrived; iterative, since a failure may pass through a long chain."""
+        """Check the tasks whose inputs have arrived; iterative, since a failure may pass through a
+        long chain.
+        """
         while self._woken:
             task, error = self._woken.popleft()
             task.missing -= 1
@@ -220,7 +237,12 @@ class TaskGraph:
 
     def _advance(self, task: Task, error: BaseException | None) -> None:
         """Fail a task at once if an input has failed; queue it if all inputs are available."""
-        if error is None and not task.missing and task.updates is not None and task.args[0] is task.updates:
+        if (
+            error is None
+            and not task.missing
+            and task.updates is not None
+            and task.args[0] is task.updates
+        ):
             error = self._await(task, self._chain(task, task.updates))
         if error is not None:
             self.fail(task, error)
@@ -229,7 +251,8 @@ class TaskGraph:
 
     def _chain(self, task: Task, updates: Updates) -> Value:
         """Put an update at the end of its chain; return the value that it reads."""
-        before, updates.last = updates.last, task.outputs[0]
+        before = updates.last
+        updates.last = task.outputs[0]
         updates.last.readers += 1
         task.args = (before, *task.args[1:])
         updates.waiting -= 1
@@ -238,7 +261,8 @@ class TaskGraph:
 
     def _keep(self, updates: Updates, newest: Value | None) -> None:
         """Keep the newest value of a group, in place of the one before."""
-        before, updates.newest = updates.newest, newest
+        before = updates.newest
+        updates.newest = newest
         if newest is not None:
             newest.readers += 1
         if before is not None:

@@ -54,7 +54,9 @@ class WatchedTask(Protocol):
 
 
 class WatchedProcess(ABC):
-    """A process that runs tasks, and writes the stack of the running one to a file whenever it is asked to."""
+    """A process that runs tasks, and writes the stack of the running one to a file whenever it is
+    asked to.
+    """
 
     heartbeat: liveness.Heartbeat
     """What its tasks report."""
@@ -83,14 +85,18 @@ class WatchedProcess(ABC):
         self._send(STACK_SIGNAL)
 
     def stack(self) -> str:
-        """Return what it has written since; empty if nothing yet, or never because it is stopped."""
+        """Return what it has written since; empty if nothing yet, or never because it is
+        stopped.
+        """
         with suppress(OSError):
             return self.stack_path.read_text(errors="replace")
         return ""
 
 
 def write_stacks(heartbeat_path: str) -> None:
-    """Let this process write its stack, beside the file of its heartbeat, whenever it is asked to."""
+    """Let this process write its stack, beside the file of its heartbeat, whenever it is asked
+    to.
+    """
     stack_file = os.open(f"{heartbeat_path}{STACK_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
 
@@ -105,14 +111,18 @@ class _Run:
     silence: float = 0.0
     """Seconds since its last report, or since its start."""
     asked: float | None = None
-    """The silence when its stack was asked for; ``None`` once the warning is printed, and before."""
+    """The silence when its stack was asked for; ``None`` once the warning is printed, and
+    before.
+    """
     warned: bool = False
 
 
 class Watch:
-    """Watches tasks that run, each as its fit says. Belongs to one thread, which it never makes wait.
+    """Watches tasks that run, each as its fit says. Belongs to one thread, which it never makes
+    wait.
 
-    Only time in which this program runs counts as silence: stopping the whole program for a while is no fault.
+    Only time in which this program runs counts as silence: stopping the whole program for a while
+    is no fault.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,7 +133,9 @@ class Watch:
     def started(self, task: WatchedTask, process: WatchedProcess) -> None:
         """Note that a task has been sent to a process."""
         if task.watching is not None:
-            self._runs[task] = _Run(process=process, watching=task.watching, beats=process.heartbeat.beats)
+            self._runs[task] = _Run(
+                process=process, watching=task.watching, beats=process.heartbeat.beats
+            )
 
     def ended(self, task: WatchedTask) -> None:
         """Note that a task or its process has ended."""
@@ -132,11 +144,15 @@ class Watch:
             run.watching.longest = max(run.watching.longest, run.silence)
 
     def check(self) -> float | None:
-        """Check all tasks if due; return the seconds until the next check, or ``None`` if nothing is watched."""
+        """Check all tasks if due; return the seconds until the next check, or ``None`` if nothing
+        is watched.
+        """
         if not self._runs:
             return None
         timeouts = {run.watching.timeout for run in self._runs.values()}
-        interval = min([CHECK_SECONDS, *(timeout / 4 for timeout in timeouts if timeout is not None)])
+        interval = min(
+            [CHECK_SECONDS, *(timeout / 4 for timeout in timeouts if timeout is not None)]
+        )
         passed = self._clock() - self._checked
         if passed < interval:
             return interval - passed
@@ -147,13 +163,18 @@ class Watch:
         return interval
 
     def _check(self, task: WatchedTask, run: _Run, passed: float) -> None:
-        heartbeat, process, watching = run.process.heartbeat, run.process, run.watching
+        heartbeat = run.process.heartbeat
+        process = run.process
+        watching = run.watching
         if heartbeat.beats != run.beats:
             if run.warned and run.asked is None:
                 say(f"{heartbeat.doing} continues after {run.silence:.0f} s")
             else:
                 watching.longest = max(watching.longest, run.silence)
-            run.beats, run.silence, run.asked, run.warned = heartbeat.beats, 0.0, None, False
+            run.beats = heartbeat.beats
+            run.silence = 0.0
+            run.asked = None
+            run.warned = False
             return
         run.silence += passed
         longest = f" (the longest until now: {watching.longest:.1f} s)" if watching.longest else ""
@@ -170,10 +191,16 @@ class Watch:
             stack = process.stack()
             if stack or run.silence - run.asked >= STACK_SECONDS:
                 run.asked = None
-                stopped = f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
+                stopped = (
+                    f", which is stopped (kill -CONT {process.pid} continues it) or waits "
+                    "for a disk"
+                )
                 advice = "; worker_timeout=SECONDS would run its task in another process"
                 advice = "" if watching.timeout else advice
-                say(f"{silent}: process {process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}")
+                say(
+                    f"{silent}: process "
+                    f"{process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}"
+                )
                 print(stack, end="", file=sys.stderr, flush=True)
 
 

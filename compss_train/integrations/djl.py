@@ -1,4 +1,5 @@
-"""The interface of ``ai.djl.training.ParameterServer``: a key is one parameter, held in an array on each device.
+"""The interface of ``ai.djl.training.ParameterServer``: a key is one parameter, held in an array on
+each device.
 
 ``compss_train.parameter_server`` has the same methods, and also keys with several parameters.
 """
@@ -14,8 +15,8 @@ from compss_train.parameter_server.local import check_arrays, check_sequence, sp
 class ParameterServer(Closable):
     """A store of parameters by key, with the methods, parameters and meanings of DJL's interface.
 
-    ``server`` holds the parameters: a ``LocalParameterServer``, whose optimizer updates them, or what ``connect``
-    returned. Arrays are numpy arrays or tensors, on any device.
+    ``server`` holds the parameters: a ``LocalParameterServer``, whose optimizer updates them, or
+    what ``connect`` returned. Arrays are numpy arrays or tensors, on any device.
 
     Raises the exceptions of ``compss_train.parameter_server.ParameterServer``.
     """
@@ -24,17 +25,23 @@ class ParameterServer(Closable):
         self._server = server
 
     def init(self, parameterId: str, value: Sequence[Block]) -> None:
-        """Set a new key to ``value``, arrays of one shape and dtype that hold the same on each device."""
+        """Set a new key to ``value``, arrays of one shape and dtype that hold the same on each
+        device.
+        """
         first = check_sequence("value", value)[:1]
         check_arrays(parameterId, specs_of(first), "value", value)
         self._server.init(parameterId, first)
 
     def push(self, parameterId: str, grads: Sequence[Block], priority: int) -> None:
-        """Update a key with the sum of the gradients of all devices; higher priorities are executed first."""
+        """Update a key with the sum of the gradients of all devices; higher priorities are executed
+        first.
+        """
         self._server.push(parameterId, grads, priority)
 
     def pull(self, parameterId: str, weights: Sequence[Block], priority: int) -> None:
-        """Copy a key's value into each of the arrays, on their devices; higher priorities are executed first."""
+        """Copy a key's value into each of the arrays, on their devices; higher priorities are
+        executed first.
+        """
         self._server.pull(parameterId, weights, priority)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Melissa's interface of buffers: ``BufferType``, ``make_buffer``, and the queues that it makes.
 
-A queue is a buffer of ``compss_train.buffers`` under Melissa's name, with the words of ``queue.Queue``.
+A queue is a buffer of ``compss_train.buffers`` under Melissa's name, with the words of
+``queue.Queue``.
 """
 
 import threading
@@ -28,23 +29,25 @@ class BufferType(Enum):
 
 
 class BaseQueue(buffers.Buffer):
-    """What all queues have in common: the methods and exceptions of ``queue.Queue``, which count samples.
+    """What all queues have in common: the methods and exceptions of ``queue.Queue``, which count
+    samples.
 
-    ``maxsize`` is the capacity, at least 1; the other arguments are those of the buffer of the same name, such as
-    ``threshold`` and ``seed``.
+    ``maxsize`` is the capacity, at least 1; the other arguments are those of the buffer of the same
+    name, such as ``threshold`` and ``seed``.
 
-    Each put adds a task for ``join``. It is done when a get has returned the sample, and ``task_done`` was called
-    for that get: once, also if it returned a batch or a pair. For a get whose samples had all been returned before,
-    ``task_done`` has no effect. A call is about the oldest get of its thread that was not reported yet; if there is
-    none, of another thread. As in a ``Queue``, a sample may also be reported before it is returned.
+    Each put adds a task for ``join``. It is done when a get has returned the sample, and
+    ``task_done`` was called for that get: once, also if it returned a batch or a pair. For a get
+    whose samples had all been returned before, ``task_done`` has no effect. A call is about the
+    oldest get of its thread that was not reported yet; if there is none, of another thread. As in a
+    ``Queue``, a sample may also be reported before it is returned.
     """
 
     def __init__(self, maxsize: int, *arguments: Any, **options: Any) -> None:
         super().__init__(maxsize, *arguments, **options)
         self._done = 0  # of the samples put
         self._early = 0  # samples reported before they were returned, and not returned since
-        # By thread, the oldest first: when gets that are not reported yet began, their number, and how many new
-        # samples they returned.
+        # By thread, the oldest first: when gets that are not reported yet began, their number, and
+        # how many new samples they returned.
         self._unreported: dict[int, deque[list[int]]] = {}
 
     @property
@@ -57,11 +60,15 @@ class BaseQueue(buffers.Buffer):
         return len(self)
 
     def empty(self) -> bool:
-        """Return whether no sample is held; if not, a get may still wait, for the threshold or a partner."""
+        """Return whether no sample is held; if not, a get may still wait, for the threshold or a
+        partner.
+        """
         return not len(self)
 
     def full(self) -> bool:
-        """Return whether ``maxsize`` samples are held; a put may still evict a sample of a reservoir."""
+        """Return whether ``maxsize`` samples are held; a put may still evict a sample of a
+        reservoir.
+        """
         return len(self) >= self.capacity
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -80,7 +87,8 @@ class BaseQueue(buffers.Buffer):
     def unfinished_tasks(self) -> int:
         """Number of samples put that were not yet returned and done.
 
-        When reception is over, samples that will never be returned (time steps without a partner) do not count.
+        When reception is over, samples that will never be returned (time steps without a partner)
+        do not count.
         """
         with self._lock:
             drained = self.reception_over and not self._available()
@@ -106,8 +114,8 @@ class BaseQueue(buffers.Buffer):
                 self._done, self._early = self._done + 1, self._early + 1
             else:
                 raise ValueError(
-                    f"task_done() called too many times: all {self.samples_put} samples put are done, and all gets "
-                    "are reported; call it once for each get"
+                    f"task_done() called too many times: all {self.samples_put} samples put are "
+                    "done, and all gets are reported; call it once for each get"
                 )
             if not self.unfinished_tasks:
                 self._notify()
@@ -118,10 +126,13 @@ class BaseQueue(buffers.Buffer):
             self._wait(lambda: not self.unfinished_tasks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the contents, as ``Buffer.load_state_dict`` does; samples returned before count as done."""
+        """Replace the contents, as ``Buffer.load_state_dict`` does; samples returned before count
+        as done.
+        """
         with self._lock:
             super().load_state_dict(state)
-            self._done, self._early = self.samples_put - self.unseen, 0
+            self._done = self.samples_put - self.unseen
+            self._early = 0
             self._unreported.clear()
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
@@ -144,7 +155,9 @@ class CounterMixin:
 
 
 class ReceptionDependant:
-    """Of queues whose end of reception is signalled: ``signal_reception_over`` and ``reception_over``."""
+    """Of queues whose end of reception is signalled: ``signal_reception_over`` and
+    ``reception_over``.
+    """
 
 
 class ThresholdMixin(ReceptionDependant):
@@ -205,10 +218,11 @@ def make_buffer(
     buffer_t:
         The type or its name in any case, FIFO by default.
     per_server_watermark:
-        The threshold: the number of samples that a get waits for, at most ``buffer_size``. Required by all types
-        but FIFO.
+        The threshold: the number of samples that a get waits for, at most ``buffer_size``. Required
+        by all types but FIFO.
     pseudo_epochs:
-        For FIRO: above 1, each sample is returned that many times, after all have been put; 1 by default.
+        For FIRO: above 1, each sample is returned that many times, after all have been put; 1 by
+        default.
     batch_size:
         Required by BatchReservoir: number of samples that each get returns.
     sweep_size, nb_time_steps:
@@ -218,15 +232,17 @@ def make_buffer(
     seed, pin_memory:
         As in ``Buffer``.
 
-    Parameters that a type does not use are ignored. Raises ``ValueError`` if a required parameter is missing or a
-    parameter is out of range.
+    Parameters that a type does not use are ignored. Raises ``ValueError`` if a required parameter
+    is missing or a parameter is out of range.
     """
     names = {name.lower(): kind for name, kind in BufferType.__members__.items()}
     kind = names.get(buffer_t.lower()) if isinstance(buffer_t, str) else buffer_t
     if not isinstance(kind, BufferType):
         raise ValueError(f"buffer_t={buffer_t!r}: choose one of {', '.join(map(str, BufferType))}")
     check_count("buffer_size", buffer_size)
-    check_count("per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0)
+    check_count(
+        "per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0
+    )
     check_count("pseudo_epochs", 1 if pseudo_epochs is None else pseudo_epochs)
     options = {
         "threshold": per_server_watermark,

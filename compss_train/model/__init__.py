@@ -1,1 +1,3 @@
-"""Model: parameters, losses, metrics, optimizers and learning-rate schedules; it knows neither engines nor data."""
+"""Model: parameters, losses, metrics, optimizers and learning-rate schedules; it knows neither
+engines nor data.
+"""

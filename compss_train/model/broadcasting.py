@@ -1,6 +1,8 @@
-"""Broadcasting: outputs (n, 1) and targets (n,) give n² differences, each sample's with all others, silently.
+"""Broadcasting: outputs (n, 1) and targets (n,) give n² differences, each sample's with all others,
+silently.
 
-The losses of torch and of this package check shapes; a user's own functions are watched while they run.
+The losses of torch and of this package check shapes; a user's own functions are watched while they
+run.
 """
 
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,14 +24,17 @@ ELEMENTWISE_FUNCTIONS = (
 
 
 class _Comparison(TorchFunctionMode):
-    """Raises ``ValueError`` where outputs and targets, whose shapes differ, are compared each with all others.
+    """Raises ``ValueError`` where outputs and targets, whose shapes differ, are compared each with
+    all others.
 
     Pairs of outputs, or of targets, may be compared.
     """
 
     def __init__(self, output: Tensor, target: Tensor, wide: torch.Size) -> None:
         super().__init__()
-        self._output, self._target, self._wide = output, target, wide
+        self._output = output
+        self._target = target
+        self._wide = wide
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
@@ -50,9 +55,11 @@ class _Comparison(TorchFunctionMode):
 
 
 class ComparingStep(TorchFunctionMode):
-    """Raises ``ValueError`` where a step compares outputs (n, 1) with targets (n,), each with all others.
+    """Raises ``ValueError`` where a step compares outputs (n, 1) with targets (n,), each with all
+    others.
 
-    The losses of torch never do that on purpose; arithmetic is looked at if it is of y, or what was made of y.
+    The losses of torch never do that on purpose; arithmetic is looked at if it is of y, or what was
+    made of y.
     """
 
     def __init__(self, y: Any) -> None:
@@ -62,7 +69,11 @@ class ComparingStep(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
         own = [any(each is target for target in self._targets) for each in tensors]
-        wide = widened(*tensors) if len(tensors) == 2 and tensors[0].dim() != tensors[1].dim() else None
+        wide = (
+            widened(*tensors)
+            if len(tensors) == 2 and tensors[0].dim() != tensors[1].dim()
+            else None
+        )
         if wide is not None and func in ELEMENTWISE_FUNCTIONS:
             raise ValueError(mismatch(tensors[0], tensors[1], func.__name__))
         result = func(*args, **(kwargs or {}))
@@ -87,7 +98,9 @@ def widened(one: Tensor, other: Tensor) -> torch.Size | None:
 
 
 def comparing(output: Any, target: Any) -> AbstractContextManager[object]:
-    """Return the context of a user's loss or metric, which raises where it broadcasts outputs and targets."""
+    """Return the context of a user's loss or metric, which raises where it broadcasts outputs and
+    targets.
+    """
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return nullcontext()
     wide = widened(output, target)
@@ -96,8 +109,12 @@ def comparing(output: Any, target: Any) -> AbstractContextManager[object]:
 
 def mismatch(output: Tensor, target: Tensor, name: str) -> str:
     """Return the message on a loss that compares outputs and targets of different shapes."""
-    like = f"y[{':, ' * target.dim()}None] for a single output" if output.dim() > target.dim() else "y[:, 0]"
+    like = (
+        f"y[{':, ' * target.dim()}None] for a single output"
+        if output.dim() > target.dim()
+        else ("y[:, 0]")
+    )
     return (
-        f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and {name} compares them "
-        f"element by element: give targets of the outputs' shape, such as {like}"
+        f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and {name} "
+        f"compares them element by element: give targets of the outputs' shape, such as {like}"
     )

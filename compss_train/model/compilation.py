@@ -1,4 +1,6 @@
-"""``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains them."""
+"""``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains
+them.
+"""
 
 import copy
 import weakref
@@ -10,14 +12,19 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
-from compss_train._utils.private_names import allow_any_length, call_by, call_uncompiled, is_compiled
+from compss_train._utils.private_names import (
+    allow_any_length,
+    call_by,
+    call_uncompiled,
+    is_compiled,
+)
 
 
 class Compilation:
     """The arguments of ``torch.compile``, and what this process has compiled with them.
 
-    Tasks train new copies of the network. What is compiled takes the module as an argument, so that it serves all
-    of them, and modules keep their classes and the names of their parameters.
+    Tasks train new copies of the network. What is compiled takes the module as an argument, so that
+    it serves all of them, and modules keep their classes and the names of their parameters.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -26,11 +33,15 @@ class Compilation:
 
     @classmethod
     def of(cls, value: bool | Mapping[str, Any]) -> Self | None:
-        """Return ``build(compile=...)`` as an object; raise ``TypeError`` or ``ValueError`` for other values."""
+        """Return ``build(compile=...)`` as an object; raise ``TypeError`` or ``ValueError`` for
+        other values.
+        """
         if isinstance(value, bool):
             return cls() if value else None
         if not isinstance(value, Mapping):
-            raise TypeError(f"compile={value!r}: give True, False, or a dict of arguments of torch.compile")
+            raise TypeError(
+                f"compile={value!r}: give True, False, or a dict of arguments of torch.compile"
+            )
         try:
             torch.compile(_call, **copy.deepcopy(dict(value)))
         except Exception as error:  # torch has a class of its own for nearly each of them
@@ -54,10 +65,15 @@ class Compilation:
                 call_by(module, _CompiledCall(self, name, module))
 
     def compiled(self, name: str) -> Callable[..., Any]:
-        """Return the compiled call of the module with this name; its first argument is the module."""
+        """Return the compiled call of the module with this name; its first argument is the
+        module.
+        """
         if name not in self._compiled:
-            # torch keeps what it compiles with the code of a function, and a few variants of it only.
-            own = FunctionType(_call.__code__.replace(co_name=f"call_{len(self._compiled)}"), globals())
+            # torch keeps what it compiles with the code of a function, and a few variants of it
+            # only.
+            own = FunctionType(
+                _call.__code__.replace(co_name=f"call_{len(self._compiled)}"), globals()
+            )
             self._compiled[name] = torch.compile(own, **copy.deepcopy(self.options))
         return self._compiled[name]
 
@@ -70,12 +86,15 @@ class _CompiledCall:
     """The call of a module, held by a weak reference."""
 
     def __init__(self, compilation: Compilation, name: str, module: nn.Module) -> None:
-        self._compilation, self._name, self._module = compilation, name, weakref.ref(module)
+        self._compilation = compilation
+        self._name = name
+        self._module = weakref.ref(module)
         self._sizes_vary = "dynamic" not in compilation.options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._sizes_vary:
-            # One compilation for all batch sizes: which of two a batch met would depend on the batches before it.
+            # One compilation for all batch sizes: which of two a batch met would depend on the
+            # batches before it.
             for tensor in leaves((args, kwargs)):
                 if isinstance(tensor, torch.Tensor) and tensor.dim():
                     allow_any_length(tensor)
@@ -88,9 +107,11 @@ def has_forward(module: nn.Module) -> bool:
 
 
 def check_not_compiled(net: nn.Module) -> None:
-    """Raise ``ValueError`` for a network that ``torch.compile`` has wrapped, which renames its parameters."""
+    """Raise ``ValueError`` for a network that ``torch.compile`` has wrapped, which renames its
+    parameters.
+    """
     if any(map(is_compiled, net.modules())):
         raise ValueError(
-            "net has been compiled by torch.compile, whose parameters are called _orig_mod.*; give the network "
-            "itself and build(compile=True), so that workers compile it"
+            "net has been compiled by torch.compile, whose parameters are called _orig_mod.*; "
+            "give the network itself and build(compile=True), so that workers compile it"
         )

@@ -1,12 +1,15 @@
-"""Compressed changes: what workers return with ``Merge(dtype=...)``, in a half or a quarter of the bytes.
+"""Compressed changes: what workers return with ``Merge(dtype=...)``, in a half or a quarter of the
+bytes.
 
-What is rounded away is not lost: it stays with the worker, which adds it to its next change. This error feedback
-(Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv 1901.09847) makes the sum of
-what a worker sent, and of its last error, the sum of its changes up to float arithmetic.
+What is rounded away is not lost: it stays with the worker, which adds it to its next change. This
+error feedback (Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019,
+arXiv 1901.09847) makes the sum of what a worker sent, and of its last error, the sum of its changes
+up to float arithmetic.
 
-``"bf16"`` is the upper half of a single-precision number. It is cut towards zero: no number becomes infinite, and
-what was positive before and after a change is not negative after the compressed one, as the square roots of Adam's
-second moments need. ``"int8"`` are multiples of a scale, the array's largest magnitude / 127, rounded to nearest.
+``"bf16"`` is the upper half of a single-precision number. It is cut towards zero: no number becomes
+infinite, and what was positive before and after a change is not negative after the compressed one,
+as the square roots of Adam's second moments need. ``"int8"`` are multiples of a scale, the array's
+largest magnitude / 127, rounded to nearest.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,15 +25,21 @@ CHUNK = 32768
 """Elements processed at a time: they and their intermediate results fit into a core's cache."""
 
 _BF16_BITS = np.uint64(2**64 - 2**45)
-"""The bits of a double-precision number that bfloat16 has as well: sign, exponent, and 7 of the significand."""
+"""The bits of a double-precision number that bfloat16 has as well: sign, exponent, and 7 of the
+significand.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompressedChange:
-    """The change of an array in fewer bits; ``change[part]`` returns decoded elements of the flattened change."""
+    """The change of an array in fewer bits; ``change[part]`` returns decoded elements of the
+    flattened change.
+    """
 
     codes: NDArray[Any]
-    """In the shape of the array: upper halves of single-precision numbers, or multiples of ``scale``."""
+    """In the shape of the array: upper halves of single-precision numbers, or multiples of
+    ``scale``.
+    """
     scale: Any
     """``None`` for bf16."""
     dtype: np.dtype[Any]
@@ -56,10 +65,11 @@ def compress_arrays(
     dtype: MergeDtype,
     errors: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[dict[str, CompressedChange], dict[str, NDArray[Any]]]:
-    """Return the compressed changes of the named arrays and the new errors; ``errors`` are the previous ones.
+    """Return the compressed changes of the named arrays and the new errors; ``errors`` are the
+    previous ones.
 
-    Arrays missing from ``before`` count as zeros. Arrays that are not real floats are left out, as are scalars such
-    as step counts, which bf16 cannot represent.
+    Arrays missing from ``before`` count as zeros. Arrays that are not real floats are left out, as
+    are scalars such as step counts, which bf16 cannot represent.
     """
     changes: dict[str, CompressedChange] = {}
     new_errors: dict[str, NDArray[Any]] = {}
@@ -67,17 +77,20 @@ def compress_arrays(
         array = after[name]
         if array.dtype.kind == "f" and array.ndim:
             start = before[name] if name in before else np.zeros_like(array)
-            changes[name], new_errors[name] = compress(start, array, dtype, (errors or {}).get(name))
+            changes[name], new_errors[name] = compress(
+                start, array, dtype, (errors or {}).get(name)
+            )
     return changes, new_errors
 
 
 def compress(
     before: NDArray[Any], after: NDArray[Any], dtype: MergeDtype, error: NDArray[Any] | None = None
 ) -> tuple[CompressedChange, NDArray[Any]]:
-    """Return after - before + error as a compressed change, and what compression dropped: the next error.
+    """Return after - before + error as a compressed change, and what compression dropped: the next
+    error.
 
-    Both are computed in single precision, or in the array's precision if that is higher. If a sum is NaN, infinite
-    or too large for bf16, so is the error.
+    Both are computed in single precision, or in the array's precision if that is higher. If a sum
+    is NaN, infinite or too large for bf16, so is the error.
     """
     rest = np.empty(after.shape, np.result_type(after.dtype, np.float32))
     sums = _add_up(before, after, error, rest)
@@ -89,9 +102,13 @@ def compress(
 Parts = Iterator[tuple[slice, NDArray[Any]]]
 
 
-def _add_up(before: NDArray[Any], after: NDArray[Any], error: NDArray[Any] | None, result: NDArray[Any]) -> Parts:
+def _add_up(
+    before: NDArray[Any], after: NDArray[Any], error: NDArray[Any] | None, result: NDArray[Any]
+) -> Parts:
     """Compute ``result``, and yield each part while it is in the cache."""
-    before, after, result = np.ravel(before), np.ravel(after), result.reshape(-1)
+    before = np.ravel(before)
+    after = np.ravel(after)
+    result = result.reshape(-1)
     flat_error = None if error is None else np.ravel(error)
     for start in range(0, result.size, CHUNK):
         part = slice(start, start + CHUNK)
@@ -115,7 +132,11 @@ def _cut(values: NDArray[Any]) -> NDArray[np.float32]:
     """Return the values in single precision; those in double precision are cut, not rounded."""
     if values.dtype == np.float32:
         return values
-    return np.asarray(np.bitwise_and(values.view(np.uint64), _BF16_BITS)).view(np.float64).astype(np.float32)
+    return (
+        np.asarray(np.bitwise_and(values.view(np.uint64), _BF16_BITS))
+        .view(np.float64)
+        .astype(np.float32)
+    )
 
 
 def _to_int8(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.int8], Any]:
@@ -125,7 +146,8 @@ def _to_int8(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.int8], Any]:
     # Below that the inverse may be infinite: nothing is sent, and such changes gather in the error.
     inverse = rest.dtype.type(1 / scale if scale >= np.finfo(rest.dtype).tiny else 0)
     codes = np.empty(rest.shape, np.int8)
-    flat, flat_rest = codes.reshape(-1), rest.reshape(-1)
+    flat = codes.reshape(-1)
+    flat_rest = rest.reshape(-1)
     for start in range(0, rest.size, CHUNK):
         part = slice(start, start + CHUNK)
         flat[part] = np.rint(flat_rest[part] * inverse)

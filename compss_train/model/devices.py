@@ -1,4 +1,5 @@
-"""Devices by name, the CPU and GPUs: copies of batches to them, and the state of the random generators on them.
+"""Devices by name, the CPU and GPUs: copies of batches to them, and the state of the random
+generators on them.
 
 The random state of a worker is an input of its task, so that the task gives the same bits anywhere.
 """
@@ -20,7 +21,9 @@ CPU = "cpu"
 
 
 def accelerators() -> int:
-    """Return how many accelerators torch sees in this process: GPUs of CUDA, ROCm or XPU, or the one of MPS."""
+    """Return how many accelerators torch sees in this process: GPUs of CUDA, ROCm or XPU, or the
+    one of MPS.
+    """
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
@@ -48,7 +51,8 @@ _IN_MEMORY = (CPU, "mps")
 def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
     """Return columns on the device; copies to a GPU continue after the return, from pinned memory.
 
-    torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has ended.
+    torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has
+    ended.
     """
     if device.startswith(_IN_MEMORY):
         return tuple(part.to(device) for part in columns)
@@ -56,7 +60,9 @@ def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tenso
 
 
 def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values of the CPU into a tensor of its shape; a copy to a GPU continues after the return."""
+    """Copy values of the CPU into a tensor of its shape; a copy to a GPU continues after the
+    return.
+    """
     if tensor.device.type in _IN_MEMORY:
         tensor.copy_(values)
     else:
@@ -73,7 +79,9 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 IN_PROCESS = threading.RLock()
-"""Held by what sets the random state, or the number of threads, of a process that runs fits in several threads."""
+"""Held by what sets the random state, or the number of threads, of a process that runs fits in
+several threads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +95,16 @@ class RandomState:
     """The state of the worker's device if that is a GPU."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle words as bytes, which takes a fraction of the time: small workers have nothing else as large."""
+        """Pickle words as bytes, which takes a fraction of the time: small workers have nothing
+        else as large.
+        """
         version, words, gauss = self.python
         state = self.numpy["state"]
-        numpy = {**self.numpy, "state": {**state, "key": state["key"].tobytes()}} if "pos" in state else self.numpy
+        numpy = (
+            {**self.numpy, "state": {**state, "key": state["key"].tobytes()}}
+            if "pos" in state
+            else self.numpy
+        )
         python = version, array("I", words).tobytes(), gauss
         return _unpickled_state, (self.cpu.numpy().tobytes(), numpy, python, self.gpu)
 
@@ -98,19 +112,28 @@ class RandomState:
     def capture(cls, device: str, before: "RandomState | int" = 0) -> Self:
         """Return the current states.
 
-        If numpy's generator is still as in the state ``before``, that one's is taken: to get all of its words from
-        numpy takes as long as a small layer.
+        If numpy's generator is still as in the state ``before``, that one's is taken: to get all of
+        its words from numpy takes as long as a small layer.
         """
-        kept = before.numpy if isinstance(before, RandomState) and _is_state_of_numpy(before.numpy) else None
+        kept = (
+            before.numpy
+            if isinstance(before, RandomState) and _is_state_of_numpy(before.numpy)
+            else None
+        )
         numpy: dict[str, Any] = kept or np.random.get_state(legacy=False)
-        own = torch.get_device_module(device).get_rng_state(*_numbered(device)) if is_gpu(device) else None
+        own = (
+            torch.get_device_module(device).get_rng_state(*_numbered(device))
+            if is_gpu(device)
+            else None
+        )
         return cls(torch.get_rng_state(), numpy, random.getstate(), own)
 
     def restore(self, device: str) -> None:
         """Set the generators to these states; the one of a GPU only if the device is a GPU."""
         torch.set_rng_state(self.cpu)
         state = self.numpy["state"]
-        if "key" in state:  # numpy sets its words one by one: from a list they take a quarter of the time
+        # Numpy sets its words one by one: from a list they take a quarter of the time.
+        if "key" in state:
             state = {**state, "key": state["key"].tolist()}
         np.random.set_state({**self.numpy, "state": state})
         random.setstate(self.python)
@@ -119,7 +142,9 @@ class RandomState:
 
     def is_same(self, other: Self) -> bool:
         """Return whether all generators have the same states."""
-        own, others = ([each.cpu, each.gpu, *each.numpy["state"].values()] for each in (self, other))
+        own, others = (
+            [each.cpu, each.gpu, *each.numpy["state"].values()] for each in (self, other)
+        )
         return self.python == other.python and all(map(np.array_equal, own, others))
 
 
@@ -134,12 +159,14 @@ def _unpickled_state(
 
 
 def _is_state_of_numpy(state: dict[str, Any]) -> bool:
-    """Return whether numpy's global generator still has this state, as far as that can be told from its memory.
+    """Return whether numpy's global generator still has this state, as far as that can be told from
+    its memory.
 
-    It can if the generator is a Mersenne Twister, whose 624 words and position are its memory, and keeps no normal
-    variate for the next draw.
+    It can if the generator is a Mersenne Twister, whose 624 words and position are its memory, and
+    keeps no normal variate for the next draw.
     """
-    generator, own = get_bit_generator(), state["state"]
+    generator = get_bit_generator()
+    own = state["state"]
     if type(generator) is not np.random.MT19937 or "pos" not in own or state["has_gauss"]:
         return False
     memory = np.frombuffer(ctypes.string_at(generator.ctypes.state_address, 4 * 625), np.uint32)
@@ -147,13 +174,16 @@ def _is_state_of_numpy(state: dict[str, Any]) -> bool:
 
 
 def _numbered(device: str) -> tuple[str, ...]:
-    """Return the device as an argument of functions of its module; MPS has one device, and no such arguments."""
+    """Return the device as an argument of functions of its module; MPS has one device, and no such
+    arguments.
+    """
     return () if device.startswith("mps") else (device,)
 
 
 def seed_generators(seed: int, device: str) -> None:
     """Seed the generators of torch, numpy, Python and the device."""
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs that others use, too
+    # Torch.manual_seed would seed GPUs that others use, too.
+    torch.default_generator.manual_seed(seed)
     if is_gpu(device):
         module = torch.get_device_module(device)
         with module.device(device) if _numbered(device) else nullcontext():
@@ -185,7 +215,9 @@ def kept_random_state(device: str) -> Iterator[None]:
 
 @contextmanager
 def random_state(start: RandomState | int, device: str) -> Iterator[None]:
-    """Set the random state to ``start``, a state or a seed, within the block, and restore the previous one."""
+    """Set the random state to ``start``, a state or a seed, within the block, and restore the
+    previous one.
+    """
     with kept_random_state(device):
         set_random_state(start, device)
         yield

@@ -1,11 +1,13 @@
-"""Losses and metrics by EDDL's names: functions of a batch's outputs and targets, the mean over its samples.
+"""Losses and metrics by EDDL's names: functions of a batch's outputs and targets, the mean over its
+samples.
 
-As with torch's losses, ``reduction="none"`` returns the losses before the mean, and class indices equal to
-``ignore_index`` do not count.
+As with torch's losses, ``reduction="none"`` returns the losses before the mean, and class indices
+equal to ``ignore_index`` do not count.
 
-In a ``TrainingLoss`` samples and classes may have weights: it is Σ wᵢ·lᵢ / Σ wᵢ over the batch, as torch defines
-it for class weights; only the ratios of the weights matter. If a sample has several losses, such as one per pixel,
-each of them has the weight of the sample times the weight of its own class.
+In a ``TrainingLoss`` samples and classes may have weights: it is Σ wᵢ·lᵢ / Σ wᵢ over the batch, as
+torch defines it for class weights; only the ratios of the weights matter. If a sample has several
+losses, such as one per pixel, each of them has the weight of the sample times the weight of its own
+class.
 """
 
 import copy
@@ -36,7 +38,9 @@ _LOG_SUM_TOLERANCE = 0.1  # of the logarithm of this sum, also for logarithms in
 
 
 def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the mean of (output - target)² over all elements; the target takes the output's shape and dtype."""
+    """Return the mean of (output - target)² over all elements; the target takes the output's shape
+    and dtype.
+    """
     output = full_precision(output)
     return functional.mse_loss(output, match_output(output, target), reduction=reduction)
 
@@ -58,15 +62,16 @@ def categorical_cross_entropy(
 ) -> Tensor:
     """Return the cross entropy of probabilities (N, C), such as the outputs of a softmax layer.
 
-    Targets are class indices, or one-hot or soft targets. Raises ``ValueError`` for outputs that are not
-    probabilities, for which the loss has no meaning.
+    Targets are class indices, or one-hot or soft targets. Raises ``ValueError`` for outputs that
+    are not probabilities, for which the loss has no meaning.
     """
     output = full_precision(output)
     low, high = output.detach().aminmax() if output.numel() else (0.0, 1.0)
     if low < 0 or high > _MAX_PROBABILITY:
         raise ValueError(
-            f"outputs from {float(low):.3g} to {float(high):.3g} are not probabilities; end the network with a "
-            "softmax, or use the loss torch.nn.CrossEntropyLoss(), which takes logits"
+            f"outputs from {float(low):.3g} to {float(high):.3g} are not probabilities; end the "
+            "network with a softmax, or use the loss torch.nn.CrossEntropyLoss(), which takes "
+            "logits"
         )
     target = class_targets(output, target)
     log = output.clamp(min=_EPSILON).log()
@@ -87,7 +92,9 @@ def binary_cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean"
 
 
 def dice(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the mean over samples of the Dice loss 1 - 2 Σ(p·t) / (Σp + Σt), for masks of any shape (N, ...)."""
+    """Return the mean over samples of the Dice loss 1 - 2 Σ(p·t) / (Σp + Σt), for masks of any
+    shape (N, ...).
+    """
     output = full_precision(output)
     output, target = output.flatten(1), match_output(output, target).flatten(1)
     overlap = 2 * (output * target).sum(dim=1)
@@ -99,15 +106,17 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
 
 
 def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
-    """Return class indices as int64 without a last dimension of 1, or targets of the output's shape in its dtype.
+    """Return class indices as int64 without a last dimension of 1, or targets of the output's shape
+    in its dtype.
 
     Raises ``ValueError`` for other targets, and for outputs of fewer than ``least`` classes.
     """
     if output.dim() < 2 or output.shape[1] < least:
         raise ValueError(
-            f"outputs have shape {tuple(output.shape)}; give one output for each class, or build for a single "
-            "output with loss=torch.nn.BCEWithLogitsLoss(), which 'accuracy' knows; with a loss of your own give a "
-            "metric of torchmetrics, or a function of (output, target)"
+            f"outputs have shape {tuple(output.shape)}; give one output for each class, or build "
+            "for a single output with loss=torch.nn.BCEWithLogitsLoss(), which 'accuracy' knows; "
+            "with a loss of your own give a metric of torchmetrics, or a function of (output, "
+            "target)"
         )
     if target.shape == output.shape:
         return target.to(output.dtype)
@@ -115,35 +124,54 @@ def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
         target = target.squeeze(1)
     if target.shape != (output.shape[0], *output.shape[2:]) or target.is_floating_point():
         raise ValueError(
-            f"targets of {target.dtype} {tuple(target.shape)} do not match outputs {tuple(output.shape)}; give an "
-            "integer class index for each sample, such as y.long(), or one-hot targets of the outputs' shape"
-            f"{_last_axis(output, target)}"
+            f"targets of {target.dtype} {tuple(target.shape)} do not match outputs "
+            f"{tuple(output.shape)}; give an integer class index for each sample, such as "
+            f"y.long(), or one-hot targets of the outputs' shape{_last_axis(output, target)}"
         )
     return target.long()
 
 
 def _last_axis(output: Tensor, target: Tensor) -> str:
-    """Return what to do with outputs whose classes are on the last axis of several, as those of sequences are."""
-    is_last = output.dim() > 2 and output.shape[:-1] == target.shape and not target.is_floating_point()
-    return ". The classes of outputs belong on axis 1: return output.movedim(-1, 1)" if is_last else ""
+    """Return what to do with outputs whose classes are on the last axis of several, as those of
+    sequences are.
+    """
+    is_last = (
+        output.dim() > 2 and output.shape[:-1] == target.shape and not target.is_floating_point()
+    )
+    return (
+        ". The classes of outputs belong on axis 1: return output.movedim(-1, 1)" if is_last else ""
+    )
 
 
 def is_known(loss: object) -> bool:
-    """Return whether a loss is of torch or of this package, so that it takes outputs that are a tensor."""
+    """Return whether a loss is of torch or of this package, so that it takes outputs that are a
+    tensor.
+    """
     module = getattr(loss.func if isinstance(loss, partial) else loss, "__module__", "") or ""
     return module.partition(".")[0] in ("torch", "compss_train")
 
 
-_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+_ELEMENTWISE = (
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+)
 
 
 def suitable_target(loss: object, output: Tensor, target: Any) -> Any:
-    """Return targets for losses of torch: integers as floating-point numbers, where elements are compared.
+    """Return targets for losses of torch: integers as floating-point numbers, where elements are
+    compared.
 
-    Bytes become class numbers, which torch itself takes only for a single class a sample. Raises ``ValueError`` for
-    targets that torch would broadcast, comparing each sample with all others.
+    Bytes become class numbers, which torch itself takes only for a single class a sample. Raises
+    ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
     """
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and getattr(target, "dtype", None) == torch.uint8:
+    if (
+        isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        and getattr(target, "dtype", None) == torch.uint8
+    ):
         return target.long()
     compares = isinstance(loss, _ELEMENTWISE) or loss in ELEMENTWISE_FUNCTIONS
     if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
@@ -159,13 +187,16 @@ def full_precision(output: Tensor) -> Tensor:
 
 
 def match_output(output: Tensor, target: Tensor) -> Tensor:
-    """Return the target in the output's shape and dtype; ``ValueError`` if shapes differ beyond size-1 axes."""
+    """Return the target in the output's shape and dtype; ``ValueError`` if shapes differ beyond
+    size-1 axes.
+    """
     if target.shape == output.shape:
         return target.to(output.dtype)
     if _without_ones(target.shape) != _without_ones(output.shape):
         raise ValueError(
-            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match, "
-            "and only dimensions of 1 may differ: reshape or permute the targets, or end the network with a Flatten"
+            f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their "
+            "shapes must match, and only dimensions of 1 may differ: reshape or permute the "
+            "targets, or end the network with a Flatten"
         )
     return target.reshape(output.shape).to(output.dtype)
 
@@ -176,24 +207,26 @@ def _without_ones(shape: torch.Size) -> tuple[int, ...]:
 
 
 _DOUBLE_SOFTMAX = (
-    "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the loss "
-    "takes logits, and applies a softmax to them once more; remove the softmax at the end of the network, or build "
-    "with loss='categorical_cross_entropy', which takes probabilities"
+    "the outputs of the network are probabilities (at least 0, and those of each sample sum to "
+    "1), but the loss takes logits, and applies a softmax to them once more; remove the softmax "
+    "at the end of the network, or build with loss='categorical_cross_entropy', which takes "
+    "probabilities"
 )
 _ONE_OUTPUT = (
-    "a softmax of one output is 1, and trains nothing: build with torch.nn.BCEWithLogitsLoss(), without it"
+    "a softmax of one output is 1, and trains nothing: build with torch.nn.BCEWithLogitsLoss(), "
+    "without it"
 )
 _NO_SOFTMAX = (
-    "the outputs of the network are not log probabilities (the exponentials of each sample's sum to 1), which the "
-    "loss takes; end the network with torch.nn.LogSoftmax(dim=1), or build with loss='cross_entropy', which takes "
-    "logits"
+    "the outputs of the network are not log probabilities (the exponentials of each sample's sum "
+    "to 1), which the loss takes; end the network with torch.nn.LogSoftmax(dim=1), or build with "
+    "loss='cross_entropy', which takes logits"
 )
 
 
 _SEVERAL_CLASSES = (
-    "the targets have several classes for a sample, or none, of which 'accuracy' compares the largest with the "
-    "largest output; build with loss=torch.nn.BCEWithLogitsLoss(), whose 'accuracy' compares each, or with a "
-    "metric of torchmetrics"
+    "the targets have several classes for a sample, or none, of which 'accuracy' compares the "
+    "largest with the largest output; build with loss=torch.nn.BCEWithLogitsLoss(), whose "
+    "'accuracy' compares each, or with a metric of torchmetrics"
 )
 
 
@@ -206,23 +239,31 @@ def accuracy_warning(metrics: Collection[object], output: Any, target: Any) -> s
 
 
 _DOUBLE_SIGMOID = (
-    "the network ends with a sigmoid, but the loss takes logits, and applies a sigmoid to them once more; remove "
-    "the sigmoid at the end, or build with loss='binary_cross_entropy', which takes probabilities"
+    "the network ends with a sigmoid, but the loss takes logits, and applies a sigmoid to them "
+    "once more; remove the sigmoid at the end, or build with loss='binary_cross_entropy', which "
+    "takes probabilities"
 )
 
 
 def binary_warning(loss: BatchFunction, output: object, target: object) -> str:
-    """Return what is wrong with outputs and targets of a binary cross entropy that trains on them; or nothing."""
+    """Return what is wrong with outputs and targets of a binary cross entropy that trains on them;
+    or nothing.
+    """
     binary = accuracy_for(loss)
     if binary is accuracy or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return ""
     low, high = (float(bound) for bound in target.aminmax()) if target.numel() else (0.0, 1.0)
     if low < 0 or high > 1:
         return (
-            f"the targets of a binary cross entropy are 0 or 1, and these go from {low:g} to {high:g}: give "
-            "(y > threshold).float(), or for several classes class numbers and loss='cross_entropy'"
+            f"the targets of a binary cross entropy are 0 or 1, and these go from {low:g} to "
+            f"{high:g}: give (y > threshold).float(), or for several classes class numbers and "
+            "loss='cross_entropy'"
         )
-    return _DOUBLE_SIGMOID if binary is accuracy_of_logits and _made_by(output).startswith("Sigmoid") else ""
+    return (
+        _DOUBLE_SIGMOID
+        if binary is accuracy_of_logits and _made_by(output).startswith("Sigmoid")
+        else ""
+    )
 
 
 def _made_by(output: Tensor) -> str:
@@ -231,11 +272,21 @@ def _made_by(output: Tensor) -> str:
 
 
 def output_warning(loss: BatchFunction, output: object) -> str:
-    """Return what is wrong with outputs on which this loss trains without an error; empty if nothing is known."""
-    if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
+    """Return what is wrong with outputs on which this loss trains without an error; empty if
+    nothing is known.
+    """
+    if (
+        not isinstance(output, Tensor)
+        or not output.is_floating_point()
+        or output.dim() < 2
+        or not output.numel()
+    ):
         return ""
     function = loss.func if isinstance(loss, partial) else loss
-    of_classes = isinstance(function, nn.CrossEntropyLoss) or function in (cross_entropy, functional.cross_entropy)
+    of_classes = isinstance(function, nn.CrossEntropyLoss) or function in (
+        cross_entropy,
+        functional.cross_entropy,
+    )
     if output.shape[1] == 1 and (of_classes or _made_by(output).startswith("Softmax")):
         return _ONE_OUTPUT
     if of_classes:
@@ -246,30 +297,46 @@ def output_warning(loss: BatchFunction, output: object) -> str:
 
 
 def label_hint(loss: object, output: object, target: object) -> str:
-    """Return what makes targets that a cross entropy of torch has refused suitable; empty if it is not known."""
+    """Return what makes targets that a cross entropy of torch has refused suitable; empty if it is
+    not known.
+    """
     is_loss_of_classes = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
     if not (is_loss_of_classes and isinstance(output, Tensor) and isinstance(target, Tensor)):
         return ""
     if hint := _last_axis(output, target):
         return hint[2:]
     if target.shape == output.shape and isinstance(loss, nn.CrossEntropyLoss):
-        return "One-hot targets are floating-point numbers: give y.float(), or class numbers, y.argmax(1)."
+        return (
+            "One-hot targets are floating-point numbers: give y.float(), or class numbers, "
+            "y.argmax(1)."
+        )
     column = target.dim() == output.dim() and target.shape[1:2] == (1,)
     if output.dim() < 2 or target.numel() * output.shape[1] != output.numel():
         return ""
     is_number = target.is_floating_point() or target.dtype == torch.bool
     suitable = f"y{'.squeeze(1)' if column else ''}{'.long()' if is_number else ''}"
-    return "" if suitable == "y" else f"Targets are an integer class number for each sample: give {suitable}."
+    return (
+        ""
+        if suitable == "y"
+        else (f"Targets are an integer class number for each sample: give {suitable}.")
+    )
 
 
 def are_probabilities(output: Tensor) -> bool:
-    """Return whether all outputs are at least 0 and those of each sample (N, C, ...) sum to 1, up to rounding."""
+    """Return whether all outputs are at least 0 and those of each sample (N, C, ...) sum to 1, up
+    to rounding.
+    """
     tolerance = max(_SUM_TOLERANCE, torch.finfo(output.dtype).eps)
-    return bool((output >= 0).all() & ((full_precision(output.detach()).sum(dim=1) - 1).abs() <= tolerance).all())
+    return bool(
+        (output >= 0).all()
+        & ((full_precision(output.detach()).sum(dim=1) - 1).abs() <= tolerance).all()
+    )
 
 
 def are_log_probabilities(output: Tensor) -> bool:
-    """Return whether the exponentials of each sample's outputs (N, C, ...) sum to 1 roughly, or are NaN."""
+    """Return whether the exponentials of each sample's outputs (N, C, ...) sum to 1 roughly, or are
+    NaN.
+    """
     return not (full_precision(output.detach()).logsumexp(dim=1).abs() > _LOG_SUM_TOLERANCE).any()
 
 
@@ -301,17 +368,27 @@ def accuracy_of_logits(output: Tensor, target: Tensor) -> Tensor:
 
 
 def accuracy_of_probabilities(output: Tensor, target: Tensor) -> Tensor:
-    """Return the fraction of outputs on the side of 1/2 that their targets say, which are 0 or 1."""
+    """Return the fraction of outputs on the side of 1/2 that their targets say, which are 0 or
+    1.
+    """
     return ((output > 0.5) == (match_output(output, target) > 0.5)).to(torch.float32).mean()
 
 
 def accuracy_for(loss: str | BatchFunction | None) -> BatchFunction:
-    """Return what "accuracy" is for a loss: of one class a sample, or for a binary cross entropy of each output."""
+    """Return what "accuracy" is for a loss: of one class a sample, or for a binary cross entropy of
+    each output.
+    """
     own = None if loss is None else resolve_function("loss", loss, LOSSES)
     function: object = own.func if isinstance(own, partial) else own
-    if isinstance(function, nn.BCEWithLogitsLoss) or function is functional.binary_cross_entropy_with_logits:
+    if (
+        isinstance(function, nn.BCEWithLogitsLoss)
+        or function is functional.binary_cross_entropy_with_logits
+    ):
         return accuracy_of_logits
-    if isinstance(function, nn.BCELoss) or function in (binary_cross_entropy, functional.binary_cross_entropy):
+    if isinstance(function, nn.BCELoss) or function in (
+        binary_cross_entropy,
+        functional.binary_cross_entropy,
+    ):
         return accuracy_of_probabilities
     return accuracy
 
@@ -322,7 +399,9 @@ def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
 
 
 def mean_relative_error(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean of |output - target| / |target|, or of the absolute error where a target is 0."""
+    """Return the mean of |output - target| / |target|, or of the absolute error where a target is
+    0.
+    """
     target = match_output(output, target)
     scale = torch.where(target == 0, torch.ones_like(output), target.abs())
     return ((output - target).abs() / scale).mean()
@@ -350,7 +429,11 @@ def _torch_losses() -> dict[str, str]:
         if not name.startswith("_") and ("_loss" in name or "cross_entropy" in name)
     }
     classes = {_plain(name): f"torch.nn.{name}()" for name in vars(nn) if name.endswith("Loss")}
-    return {**functions, **classes, **dict.fromkeys(("mae", "meanabsoluteerror"), "torch.nn.L1Loss()")}
+    return {
+        **functions,
+        **classes,
+        **dict.fromkeys(("mae", "meanabsoluteerror"), "torch.nn.L1Loss()"),
+    }
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -359,10 +442,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def resolve_function(kind: str, value: str | Function, known: Mapping[str, Function]) -> Function:
     """Return the known function with the name ``value``, or ``value`` if it is a callable.
 
-    A class of ``nn.Module`` (``torch.nn.MSELoss``, as dislib takes it) is instantiated without arguments.
+    A class of ``nn.Module`` (``torch.nn.MSELoss``, as dislib takes it) is instantiated without
+    arguments.
 
-    Raises ``ValueError`` for an unknown name, with the known ones and the most similar, and ``TypeError`` for
-    anything else.
+    Raises ``ValueError`` for an unknown name, with the known ones and the most similar, and
+    ``TypeError`` for anything else.
     """
     if isinstance(value, str):
         if value not in known:
@@ -372,14 +456,17 @@ def resolve_function(kind: str, value: str | Function, known: Mapping[str, Funct
             hint = re.sub(r"mean (\w+)", lambda found: f"mean {names[found[1]]}", close)
             also = ", a metric of torchmetrics," if kind == "metric" else ""
             raise ValueError(
-                f"unknown {kind} {value!r}; choose one of {', '.join(known)}{also} or pass a callable{hint}"
+                f"unknown {kind} {value!r}; choose one of {', '.join(known)}{also} or pass a "
+                f"callable{hint}"
             )
         return known[value]
     if isinstance(value, type) and issubclass(value, nn.Module):
         return value()  # type: ignore[return-value]
     if callable(value):
         return value
-    raise TypeError(f"{kind}={value!r} is neither a name nor a callable; names are {', '.join(known)}")
+    raise TypeError(
+        f"{kind}={value!r} is neither a name nor a callable; names are {', '.join(known)}"
+    )
 
 
 def kind_of(value: Any) -> str:
@@ -401,13 +488,16 @@ class TrainingLoss:
     def __init__(
         self, loss: BatchFunction, class_weight: Sequence[float] | None = None, device: str = "cpu"
     ) -> None:
-        self._loss, self._is_users = loss, not is_known(loss)
+        self._loss = loss
+        self._is_users = not is_known(loss)
         self._class_weight = None
         if class_weight is not None:
             self._class_weight = torch.tensor(class_weight, dtype=torch.float64, device=device)
 
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if all are 0."""
+        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if
+        all are 0.
+        """
         if weight is None and self._class_weight is None:
             with comparing(output, target) if self._is_users else nullcontext():
                 return self._loss(output, target)
@@ -416,8 +506,9 @@ class TrainingLoss:
         if weight is not None:
             if weight.numel() != samples or len(weight) != samples or not _are_weights(weight):
                 raise ValueError(
-                    f"the weights of {samples} samples have shape {tuple(weight.shape)}, or one is negative, NaN "
-                    "or infinite; give one finite number of at least 0 for each sample"
+                    f"the weights of {samples} samples have shape {tuple(weight.shape)}, or one "
+                    "is negative, NaN or infinite; give one finite number of at least 0 for each "
+                    "sample"
                 )
             weights.append(weight)
         if self._class_weight is not None:
@@ -427,14 +518,17 @@ class TrainingLoss:
         product = torch.ones(losses.shape, dtype=precision, device=losses.device)
         for each in weights:
             one_per_loss = each.numel() == losses.numel()
-            product *= each.reshape(losses.shape if one_per_loss else (-1, *[1] * (losses.dim() - 1)))
+            product *= each.reshape(
+                losses.shape if one_per_loss else (-1, *[1] * (losses.dim() - 1))
+            )
         if (counted := self._counted(losses, target)) is not None:
             product = product * counted
         total = product.sum()
         return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
     def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each of N samples without weights, shape (N,): the mean over what counts in it.
+        """Return the loss of each of N samples without weights, shape (N,): the mean over what
+        counts in it.
 
         NaN for a sample in which all is ignored.
         """
@@ -450,14 +544,19 @@ class TrainingLoss:
         losses = self._elementwise(output, target)
         if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
-                f"the loss with reduction='none' returned {kind_of(losses)} for {samples} samples; weights and "
-                "samplers of inputs need a tensor of one or more values for each sample"
+                f"the loss with reduction='none' returned {kind_of(losses)} for {samples} "
+                "samples; weights and samplers of inputs need a tensor of one or more values for "
+                "each sample"
             )
         return losses
 
     def _counted(self, losses: Tensor, target: Tensor) -> Tensor | None:
         """Return which losses count, in their shape; ``None`` if all do."""
-        if self._ignore_index is None or target.is_floating_point() or target.numel() != losses.numel():
+        if (
+            self._ignore_index is None
+            or target.is_floating_point()
+            or target.numel() != losses.numel()
+        ):
             return None  # without an index to ignore the targets may be a dict
         return target.reshape(losses.shape) != self._ignore_index
 
@@ -476,12 +575,15 @@ def _are_weights(numbers: Tensor) -> bool:
     return bool(((numbers >= 0) & numbers.isfinite()).all())
 
 
-def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None) -> Tensor:
-    """Return the weight of the class of each target, in the shape (N, ...) of the targets without classes.
+def class_weights(
+    weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None
+) -> Tensor:
+    """Return the weight of the class of each target, in the shape (N, ...) of the targets without
+    classes.
 
-    Targets are class indices; one-hot or soft targets (N, C, ...) in the shape of the outputs, which get the mean
-    weight of their classes; or, for two classes, probabilities of the second class. Ignored targets get an
-    arbitrary weight. Raises ``ValueError`` for other targets.
+    Targets are class indices; one-hot or soft targets (N, C, ...) in the shape of the outputs,
+    which get the mean weight of their classes; or, for two classes, probabilities of the second
+    class. Ignored targets get an arbitrary weight. Raises ``ValueError`` for other targets.
     """
     shape = output.shape if isinstance(output, Tensor) else None
     if target.shape == shape and target.dim() > 1 and target.shape[1] == len(weights):
@@ -493,17 +595,29 @@ def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index:
             indices = indices.masked_fill(indices == ignore_index, 0)
         first, last = (int(bound) for bound in indices.aminmax()) if indices.numel() else (0, 0)
         if first < 0 or last >= len(weights):
-            raise ValueError(f"class_weight has {len(weights)} classes, and targets go from {first} to {last}")
-        one_each = shape is not None and shape.numel() == target.numel()  # the probability of the second class
-        if shape is not None and not one_each and len(shape) == target.dim() + 1 and len(weights) not in shape[1:]:
-            raise ValueError(f"class_weight has {len(weights)} classes, and the network outputs of {tuple(shape)}")
+            raise ValueError(
+                f"class_weight has {len(weights)} classes, and targets go from {first} to {last}"
+            )
+        # The probability of the second class.
+        one_each = shape is not None and shape.numel() == target.numel()
+        if (
+            shape is not None
+            and not one_each
+            and len(shape) == target.dim() + 1
+            and len(weights) not in shape[1:]
+        ):
+            raise ValueError(
+                f"class_weight has {len(weights)} classes, and the network outputs "
+                f"of {tuple(shape)}"
+            )
         selected: Tensor = weights[indices]
         return selected
     if len(weights) == 2 and shape is not None and shape.numel() == target.numel():
         return torch.lerp(weights[0], weights[1], target.to(weights.dtype))
     raise ValueError(
-        f"class_weight has {len(weights)} classes, but targets of {target.dtype} {tuple(target.shape)} have no "
-        f"classes for outputs {None if shape is None else tuple(shape)}; give class indices, or one-hot targets"
+        f"class_weight has {len(weights)} classes, but targets of {target.dtype} "
+        f"{tuple(target.shape)} have no classes for outputs "
+        f"{None if shape is None else tuple(shape)}; give class indices, or one-hot targets"
     )
 
 
@@ -520,8 +634,8 @@ def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | 
         weights = torch.empty(0)
     if weights.dim() != 1 or len(weights) < 2 or not _are_weights(weights) or not weights.any():
         raise ValueError(
-            f"class_weight={class_weight!r}: give a finite number of at least 0 to each of two or more classes, "
-            "from 0 to the last one, and not 0 to all of them"
+            f"class_weight={class_weight!r}: give a finite number of at least 0 to each of two "
+            "or more classes, from 0 to the last one, and not 0 to all of them"
         )
     return tuple(weights.tolist())
 
@@ -531,11 +645,13 @@ def check_weightable(loss: BatchFunction) -> None:
     elementwise(loss)
     name = getattr(loss, "__name__", type(loss).__name__)
     if (reduction := _option(loss, "reduction")) != "mean":
-        raise ValueError(f"the loss {name} has reduction={reduction!r}; a weighted loss must have 'mean'")
+        raise ValueError(
+            f"the loss {name} has reduction={reduction!r}; a weighted loss must have 'mean'"
+        )
     if isinstance(_option(loss, "weight"), Tensor):
         raise ValueError(
-            f"the loss {name} has its own weights, which the weighted mean would not take into account; remove "
-            "them, and give class weights as build(..., class_weight=...)"
+            f"the loss {name} has its own weights, which the weighted mean would not take into "
+            "account; remove them, and give class weights as build(..., class_weight=...)"
         )
 
 
@@ -551,16 +667,19 @@ def elementwise(loss: BatchFunction) -> BatchFunction:
     if "reduction" not in _signature(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
-            f"the loss {name} returns one number for a batch, and weights and samplers of inputs need one for each "
-            "sample; use one of EDDL's names or torch's losses, or write a callable of (output, target, "
-            "reduction='mean') that returns one number for each sample with reduction='none'"
+            f"the loss {name} returns one number for a batch, and weights and samplers of inputs "
+            "need one for each sample; use one of EDDL's names or torch's losses, or write a "
+            "callable of (output, target, reduction='mean') that returns one number for each "
+            "sample with reduction='none'"
         )
     function: Any = loss
     return partial(function, reduction="none")
 
 
 def _option(loss: BatchFunction, name: str) -> Any:
-    """Return the attribute of a module, or the default value of a function's parameter; otherwise ``None``."""
+    """Return the attribute of a module, or the default value of a function's parameter; otherwise
+    ``None``.
+    """
     if isinstance(loss, nn.Module):
         return getattr(loss, name, None)
     parameter = _signature(loss).get(name)

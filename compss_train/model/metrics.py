@@ -1,7 +1,7 @@
 """The loss and the metrics: from batches in workers to values in the history.
 
-Workers accumulate a state for each metric. The coordinator computes values from the states of all workers, in
-worker order: the value over all samples, not the mean of the workers' values.
+Workers accumulate a state for each metric. The coordinator computes values from the states of all
+workers, in worker order: the value over all samples, not the mean of the workers' values.
 """
 
 import copy
@@ -22,28 +22,41 @@ from torch import Tensor
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.broadcasting import comparing
 from compss_train.model.devices import kept_random_state
-from compss_train.model.losses import METRICS, BatchFunction, accuracy_for, is_known, kind_of, resolve_function
+from compss_train.model.losses import (
+    METRICS,
+    BatchFunction,
+    accuracy_for,
+    is_known,
+    kind_of,
+    resolve_function,
+)
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
 Metric: TypeAlias = BatchFunction | TorchMetric
-"""A function of (output, target) that returns the mean over a batch, or a metric that accumulates states."""
+"""A function of (output, target) that returns the mean over a batch, or a metric that accumulates
+states.
+"""
 
-_SUM = "the loss adds up the samples of a batch, so that it changes with the batch size: divide it by len(target)"
+_SUM = (
+    "the loss adds up the samples of a batch, so that it changes with the batch size: divide "
+    "it by len(target)"
+)
 _NO_MEAN = (
-    "the metric {!r} is not a mean over samples, and its mean over batches depends on their size; return a mean, "
-    "or use one of torchmetrics"
+    "the metric {!r} is not a mean over samples, and its mean over batches depends on their "
+    "size; return a mean, or use one of torchmetrics"
 )
 
-_MAX_PENDING = 1024  # batches after which values are summed, so that they do not pile up on the device
+# Batches after which values are summed, so that they do not pile up on the device.
+_MAX_PENDING = 1024
 
 
 @dataclass(eq=False)
 class WeightedSum:
     """The sum of the means of batches times their sizes, in double precision.
 
-    Values are kept and summed later: arithmetic on single numbers costs as much as small layers do, and reading a
-    value would wait for the device.
+    Values are kept and summed later: arithmetic on single numbers costs as much as small layers do,
+    and reading a value would wait for the device.
     """
 
     weight: int = 0
@@ -54,7 +67,9 @@ class WeightedSum:
 
     def add(self, value: Tensor | float, weight: int) -> None:
         """Add the mean of a batch."""
-        tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        tensor = (
+            value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        )
         self._values.append(tensor.detach().reshape(()))
         self._weights.append(weight)
         self.weight += weight
@@ -66,7 +81,8 @@ class WeightedSum:
         if self._values:
             values = torch.stack(self._values).cpu().double()
             self._total += float(values @ torch.tensor(self._weights, dtype=torch.float64))
-            self._values, self._weights = [], []
+            self._values = []
+            self._weights = []
         return self._total
 
 
@@ -87,9 +103,13 @@ class Measured:
     loss: float = 0.0
     """The sum of the losses of all samples."""
     metrics: Mapping[str, float | list[MetricState]] = field(default_factory=dict)
-    """The states of the metrics by name: sums over the samples, or what metrics of torchmetrics accumulate."""
+    """The states of the metrics by name: sums over the samples, or what metrics of torchmetrics
+    accumulate.
+    """
     named: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """What training steps and callbacks have measured: the sum over the samples, and their number."""
+    """What training steps and callbacks have measured: the sum over the samples, and their
+    number.
+    """
     planned_samples: int = 0
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
     unread_samples: int = 0
@@ -132,7 +152,9 @@ class Measures:
         samples = sum(part.samples for part in parts)
         result: dict[str, Value] = {f"{prefix}loss": mean([part.loss for part in parts], samples)}
         for name in dict.fromkeys(name for part in parts for name in part.named):
-            sums, counts = zip(*(part.named[name] for part in parts if name in part.named), strict=True)
+            sums, counts = zip(
+                *(part.named[name] for part in parts if name in part.named), strict=True
+            )
             result[prefix + name] = mean(sums, sum(counts))
         for name, metric in self.metrics.items():
             states: list[Any] = [part.metrics[name] for part in parts]
@@ -156,7 +178,12 @@ class MetricAccumulator:
         }
 
     def add(
-        self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None
+        self,
+        samples: int,
+        loss: torch.Tensor,
+        output: Any,
+        target: Any,
+        measured: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a batch; its loss and other measurements are means over its samples."""
         self.samples += samples
@@ -201,19 +228,26 @@ class MetricAccumulator:
 
 
 def measured_number(name: str, value: Any) -> Any:
-    """Return a number that a metric, step or callback measures; raise for other values and for reserved names."""
+    """Return a number that a metric, step or callback measures; raise for other values and for
+    reserved names.
+    """
     if not isinstance(name, str) or name in BOOKKEEPING or name.startswith("val_"):
-        raise ValueError(f"{name!r} has another meaning in the history; choose another name for what is measured")
+        raise ValueError(
+            f"{name!r} has another meaning in the history; choose another name for what is measured"
+        )
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
         return value
-    raise TypeError(f"{name!r} was measured as {kind_of(value)}; measure single numbers, the means of the batch")
+    raise TypeError(
+        f"{name!r} was measured as {kind_of(value)}; measure single numbers, the means of the batch"
+    )
 
 
 def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, target: Any) -> str:
-    """Return which of the loss and the metrics depends on the size of batches, as no mean does; empty if none does.
+    """Return which of the loss and the metrics depends on the size of batches, as no mean does;
+    empty if none does.
 
-    They are measured on a batch and on its thirds, metrics in double precision. A loss may compare samples, and is
-    only told if it is a sum.
+    They are measured on a batch and on its thirds, metrics in double precision. A loss may compare
+    samples, and is only told if it is a sum.
     """
     parts = leaves((output, target))
     sizes = {len(part) if isinstance(part, Tensor) and part.dim() else 0 for part in parts}
@@ -225,9 +259,15 @@ def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, targ
             own = part.detach()[start:stop]
             return own.double() if function is not loss and own.is_floating_point() else own
 
-        with torch.no_grad(), kept_random_state(str(parts[0].device)), warnings.catch_warnings(action="ignore"):
+        with (
+            torch.no_grad(),
+            kept_random_state(str(parts[0].device)),
+            warnings.catch_warnings(action="ignore"),
+        ):
             own = copy.deepcopy(function)  # which may change with each call
-            return torch.as_tensor(own(map_leaves(rows, output), map_leaves(rows, target))).reshape(())
+            return torch.as_tensor(own(map_leaves(rows, output), map_leaves(rows, target))).reshape(
+                ()
+            )
 
     cuts = [*pairwise((0, size // 3, 2 * size // 3, size))]
     for name, function in {"": loss, **metrics}.items():
@@ -235,8 +275,16 @@ def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, targ
             if isinstance(function, TorchMetric) or (name and is_known(function)):
                 continue
             # One transfer from a GPU.
-            whole, *thirds = torch.stack([measured(function, *cut) for cut in ((0, size), *cuts)]).tolist()
-            mean = sum(value * (stop - start) for value, (start, stop) in zip(thirds, cuts, strict=True)) / size
+            whole, *thirds = torch.stack(
+                [measured(function, *cut) for cut in ((0, size), *cuts)]
+            ).tolist()
+            mean = (
+                sum(
+                    value * (stop - start)
+                    for value, (start, stop) in zip(thirds, cuts, strict=True)
+                )
+                / size
+            )
             if not name and whole and math.isclose(whole, sum(thirds), rel_tol=0.05):
                 return _SUM
             if name and not math.isclose(whole, mean, rel_tol=1e-5, abs_tol=1e-9):
@@ -246,11 +294,17 @@ def batch_warning(loss: object, metrics: Mapping[str, Metric], output: Any, targ
 
 @contextmanager
 def _annotate_errors(name: str, output: Any = None) -> Iterator[None]:
-    """Add the metric's name to an exception that leaves the block, and what it got if that is no tensor."""
+    """Add the metric's name to an exception that leaves the block, and what it got if that is no
+    tensor.
+    """
     try:
         yield
     except Exception as error:
-        several = "" if output is None or isinstance(output, Tensor) else f", which got {kind_of(output)} as output"
+        several = (
+            ""
+            if output is None or isinstance(output, Tensor)
+            else (f", which got {kind_of(output)} as output")
+        )
         error.add_note(f"Raised by the metric {name!r}{several}.")
         raise
 
@@ -267,8 +321,8 @@ def resolve_metrics(metric: MetricSpec, loss: str | BatchFunction | None = None)
 
     ``loss`` tells whether outputs are classes, probabilities or logits.
 
-    Raises ``ValueError`` for a name that is unknown, not text, or already used in the history, and ``TypeError``
-    for an object that is not a metric.
+    Raises ``ValueError`` for a name that is unknown, not text, or already used in the history, and
+    ``TypeError`` for an object that is not a metric.
     """
     if isinstance(metric, Mapping):
         given: list[tuple[Any, MetricLike]] = list(metric.items())
@@ -278,17 +332,25 @@ def resolve_metrics(metric: MetricSpec, loss: str | BatchFunction | None = None)
     metrics: dict[str, Metric] = {}
     for name, resolved in (each for own, one in given for each in _resolve(one, own, loss)):
         if name in metrics:
-            raise ValueError(f"two metrics are called {name!r}; name them, as in metric={{'a': ..., 'b': ...}}")
-        if not isinstance(name, str) or name in ("", "loss", *BOOKKEEPING) or name.startswith("val_"):
             raise ValueError(
-                f"metric name {name!r} is not text, or has another meaning in the history; choose another name, "
-                f"for example metric={{'my_{name}': ...}}"
+                f"two metrics are called {name!r}; name them, as in metric={{'a': ..., 'b': ...}}"
+            )
+        if (
+            not isinstance(name, str)
+            or name in ("", "loss", *BOOKKEEPING)
+            or name.startswith("val_")
+        ):
+            raise ValueError(
+                f"metric name {name!r} is not text, or has another meaning in the history; "
+                f"choose another name, for example metric={{'my_{name}': ...}}"
             )
         metrics[name] = resolved
     return Measures(metrics)
 
 
-def _resolve(metric: Any, name: str | None, loss: str | BatchFunction | None) -> Iterator[tuple[str, Metric]]:
+def _resolve(
+    metric: Any, name: str | None, loss: str | BatchFunction | None
+) -> Iterator[tuple[str, Metric]]:
     """Iterate over the metric and its name, or over the names and metrics of a collection."""
     resolved = resolve_function("metric", metric, METRICS | {"accuracy": accuracy_for(loss)})
     if _is_from_torchmetrics("MetricCollection", resolved):
@@ -298,11 +360,17 @@ def _resolve(metric: Any, name: str | None, loss: str | BatchFunction | None) ->
         default = _WORD_BOUNDARY.sub("_", type(resolved).__name__).lower()
         yield default if name is None else name, TorchMetric.of(resolved)
     else:
-        default = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+        default = (
+            metric
+            if isinstance(metric, str)
+            else getattr(metric, "__name__", type(metric).__name__)
+        )
         yield default if name is None else name, resolved
 
 
 def _is_from_torchmetrics(kind: str, metric: object) -> bool:
-    """Return whether the object is of this class of torchmetrics; if it is, torchmetrics is already imported."""
+    """Return whether the object is of this class of torchmetrics; if it is, torchmetrics is already
+    imported.
+    """
     module = sys.modules.get("torchmetrics")
     return module is not None and isinstance(metric, getattr(module, kind))

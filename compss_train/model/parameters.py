@@ -1,8 +1,10 @@
-"""Parameters: the whole state_dict of a model as named numpy arrays, their files, and commutative updates of them.
+"""Parameters: the whole state_dict of a model as named numpy arrays, their files, and commutative
+updates of them.
 
-Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries are counters and
-masks. Formats that numpy does not have (bfloat16, float8) are stored as float32, which represents them exactly.
-Workers may return compressed changes in place of some arrays (``compression``). ``weighted_mean`` computes means.
+Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries
+are counters and masks. Formats that numpy does not have (bfloat16, float8) are stored as float32,
+which represents them exactly. Workers may return compressed changes in place of some arrays
+(``compression``). ``weighted_mean`` computes means.
 """
 
 import errno
@@ -40,12 +42,16 @@ _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def from_module(module: nn.Module) -> Parameters:
-    """Return the module's state_dict as arrays in its order; on the CPU they share the module's memory."""
+    """Return the module's state_dict as arrays in its order; on the CPU they share the module's
+    memory.
+    """
     return to_arrays(module.state_dict())
 
 
 def to_arrays(tensors: Mapping[str, Any]) -> Parameters:
-    """Return tensors as arrays, in one copy from their device; ``TypeError`` with the name of any other value."""
+    """Return tensors as arrays, in one copy from their device; ``TypeError`` with the name of any
+    other value.
+    """
     ready = [_checked(name, tensor) for name, tensor in tensors.items()]
     return dict(zip(tensors, (each.numpy() for each in devices.to_host(ready)), strict=True))
 
@@ -53,11 +59,14 @@ def to_arrays(tensors: Mapping[str, Any]) -> Parameters:
 def _checked(name: str, tensor: object) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
-            f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be exchanged between "
-            "workers. Remove get_extra_state from the module or register the value as a buffer."
+            f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be "
+            "exchanged between workers. Remove get_extra_state from the module or register the "
+            "value as a buffer."
         )
     if nn.parameter.is_lazy(tensor):
-        raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
+        raise ValueError(
+            f"{name!r} is lazy and has no shape yet; run one batch through the network first"
+        )
     validation.check_dense(f"state_dict entry {name!r}", tensor)
     return (tensor.float() if tensor.dtype in _WITHOUT_NUMPY_TYPE else tensor).contiguous()
 
@@ -72,18 +81,23 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     """
     tensors = module.state_dict()
     if wrong := sorted(tensors.keys() ^ parameters.keys()):
-        raise ValueError(f"{wrong} are missing in the parameters, or are not in the network: it has {[*tensors]}")
+        raise ValueError(
+            f"{wrong} are missing in the parameters, or are not in the network: it has {[*tensors]}"
+        )
     for name, tensor in tensors.items():
         array = parameters[name]
         if tuple(tensor.shape) != array.shape:
-            raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
+            raise ValueError(
+                f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network"
+            )
         if array.dtype.kind not in "biufc":
             raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
         values = torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
         if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
             own = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(
-                f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
+                f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold "
+                "its values"
             )
         devices.copy_into(tensor, values)
     copies.normalize_spectral_vectors(module)
@@ -91,14 +105,22 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
     """Return arrays, tensors or lists by name as arrays."""
-    tensors = to_arrays({name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
-    return {name: tensors[name] if name in tensors else np.asarray(value) for name, value in values.items()}
+    tensors = to_arrays(
+        {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    )
+    return {
+        name: tensors[name] if name in tensors else np.asarray(value)
+        for name, value in values.items()
+    }
 
 
 class NamedArrays(Parameters, validation.Suggesting):
     """Parameters that a program or notebook shows in a line or a table, without their values."""
 
-    _meaning = "; fit returns the parameters, a dict of arrays: see the trainer's history, model() and evaluate()"
+    _meaning = (
+        "; fit returns the parameters, a dict of arrays: see the trainer's history, "
+        "model() and evaluate()"
+    )
 
     def __repr__(self) -> str:
         return f"{len(self)} arrays of {sum(array.size for array in self.values()):,} numbers"
@@ -107,8 +129,12 @@ class NamedArrays(Parameters, validation.Suggesting):
         return table(self, repr(self))._repr_html_()
 
 
-def table(tensors: Mapping[str, Any], caption: str, kinds: Mapping[str, str] | None = None) -> Table:
-    """Return a table of arrays or tensors with their names, sizes and, if given, the kind of each."""
+def table(
+    tensors: Mapping[str, Any], caption: str, kinds: Mapping[str, str] | None = None
+) -> Table:
+    """Return a table of arrays or tensors with their names, sizes and, if given, the kind of
+    each.
+    """
     columns: dict[str, list[str]] = {
         "name": [*tensors],
         "shape": [str(tuple(each.shape)) for each in tensors.values()],
@@ -129,7 +155,11 @@ def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:
 def first_not_finite(parameters: Parameters) -> str | None:
     """Return the name of the first array with a NaN or infinite value, or ``None``."""
     return next(
-        (name for name, array in parameters.items() if array.dtype.kind in "fc" and not np.isfinite(array).all()),
+        (
+            name
+            for name, array in parameters.items()
+            if array.dtype.kind in "fc" and not np.isfinite(array).all()
+        ),
         None,
     )
 
@@ -138,29 +168,40 @@ def check_finite(parameters: Parameters) -> None:
     """Raise ``ValueError`` naming the first array with a NaN or infinite value."""
     if (name := first_not_finite(parameters)) is not None:
         raise ValueError(
-            f"parameter {name!r} has NaN or infinite values before training; initialise the network again, or load "
-            "valid parameters with set_parameters"
+            f"parameter {name!r} has NaN or infinite values before training; initialise the "
+            "network again, or load valid parameters with set_parameters"
         )
 
 
 def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None:
-    """Raise ``DivergedError`` if a step of an outer optimizer led from finite ``inputs`` to NaN or infinity.
+    """Raise ``DivergedError`` if a step of an outer optimizer led from finite ``inputs`` to NaN or
+    infinity.
 
-    Workers return values that are not finite only where ``on_nan="ignore"`` lets training continue with them.
+    Workers return values that are not finite only where ``on_nan="ignore"`` lets training continue
+    with them.
     """
     if (name := first_not_finite(parameters)) is None:
         return
-    arrays = ({key: value for key, value in each.items() if isinstance(value, np.ndarray)} for each in inputs)
+    arrays = (
+        {key: value for key, value in each.items() if isinstance(value, np.ndarray)}
+        for each in inputs
+    )
     if all(first_not_finite(each) is None for each in arrays):
-        raise DivergedError(f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum")
+        raise DivergedError(
+            f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum"
+        )
 
 
 Count = int | Sequence[Measured]
-"""A number of samples, or the measurements of one worker's task, whose ``planned_samples`` is that number."""
+"""A number of samples, or the measurements of one worker's task, whose ``planned_samples`` is that
+number.
+"""
 
 
 class MergedParameters(Parameters):
-    """Parameters under commutative merging, with the number of samples that have been merged into them."""
+    """Parameters under commutative merging, with the number of samples that have been merged into
+    them.
+    """
 
     samples: int = 0
 
@@ -173,12 +214,14 @@ def apply_delta(
     total: int,
     buffers: Collection[str] = (),
 ) -> MergedParameters:
-    """Return the global parameters after merging a worker that trained ``count`` of a round's ``total`` samples.
+    """Return the global parameters after merging a worker that trained ``count`` of a round's
+    ``total`` samples.
 
-    Weights become current + count/total · (trained - base): additions of the workers' changes commute, so that
-    their order changes rounding only. The names in ``buffers`` are statistics, which may shrink faster than a stale
-    base allows (a variance would become negative), so they are interpolated towards the worker's instead: with one
-    update from each worker to the weighted mean in any order, later by count/total. Integers take the maximum.
+    Weights become current + count/total · (trained - base): additions of the workers' changes
+    commute, so that their order changes rounding only. The names in ``buffers`` are statistics,
+    which may shrink faster than a stale base allows (a variance would become negative), so they are
+    interpolated towards the worker's instead: with one update from each worker to the weighted mean
+    in any order, later by count/total. Integers take the maximum.
     """
     count = count if isinstance(count, int) else count[0].planned_samples
     samples = getattr(current, "samples", 0) + count
@@ -199,7 +242,9 @@ def apply_delta(
 
 
 def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDArray[Any]:
-    """Return after - before, or ``after`` if it is already a change, in at least double precision."""
+    """Return after - before, or ``after`` if it is already a change, in at least double
+    precision.
+    """
     wide = np.result_type(before.dtype, np.float64)
     if isinstance(after, CompressedChange):
         return after[:].astype(wide).reshape(after.shape)
@@ -213,7 +258,9 @@ def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) ->
 
 
 def halve(current: Parameters, trained: Parameters) -> Parameters:
-    """Return (current + trained) / 2, dislib's commutative rule, which gives the last worker half the weight."""
+    """Return (current + trained) / 2, dislib's commutative rule, which gives the last worker half
+    the weight.
+    """
     return {
         name: _interpolate(array, trained[name], 0.5)
         if array.dtype.kind in "fc"
@@ -223,14 +270,16 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
 
 
 def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder; it is complete or not there.
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder; it is complete
+    or not there.
 
-    Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
+    Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of
+    its own.
     """
     if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
         raise ValueError(
-            f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder; for torch.save and "
-            "torch.onnx.export take the module, trainer.model()"
+            f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder; "
+            "for torch.save and torch.onnx.export take the module, trainer.model()"
         )
     path = Path(path)
     arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
@@ -245,7 +294,8 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
 
 
 def load(path: str | Path) -> Parameters:
-    """Return the arrays of a file that ``save`` wrote, if their checksum is right; ``.npz`` keeps their order.
+    """Return the arrays of a file that ``save`` wrote, if their checksum is right; ``.npz`` keeps
+    their order.
 
     A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one under
     ``"state_dict"``. Only its tensors are loaded (``weights_only``), so that it cannot run code.
@@ -280,7 +330,20 @@ def load(path: str | Path) -> Parameters:
             raise
         raise BadFileError(str(path), f"is damaged: {error}") from error
     except UnpicklingError as error:
-        raise BadFileError(str(path), "holds more than tensors, or is damaged; save model.state_dict()") from error
-    except (safetensors.SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:
-        raise BadFileError(str(path), f"is damaged, or not a file of parameters: {error}") from error
-    raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or .pth")
+        raise BadFileError(
+            str(path), ("holds more than tensors, or is damaged; save model.state_dict()")
+        ) from error
+    except (
+        safetensors.SafetensorError,
+        BadZipFile,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        EOFError,
+    ) as error:
+        raise BadFileError(
+            str(path), f"is damaged, or not a file of parameters: {error}"
+        ) from error
+    raise ValueError(
+        f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or .pth"
+    )

@@ -15,12 +15,20 @@ _FLAGS = (
     *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
     *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
     *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
-    *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic", "mkldnn.enabled", "mkldnn.deterministic"),
+    *(
+        "cudnn.enabled",
+        "cudnn.benchmark",
+        "cudnn.deterministic",
+        "mkldnn.enabled",
+        "mkldnn.deterministic",
+    ),
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cuda.matmul.allow_fp16_accumulation",
 )
-"""Flags below ``torch.backends``: those of all operations before those of single ones, which they also set."""
+"""Flags below ``torch.backends``: those of all operations before those of single ones, which they
+also set.
+"""
 
 _NOT_TRAVELLING = ("call", "log")
 """What numpy does with an error by a function of the program."""
@@ -30,8 +38,8 @@ _NOT_TRAVELLING = ("call", "log")
 class ProgramSettings:
     """Settings that change what torch and numpy compute, or raise.
 
-    An instance holds those of the program when it was made. Attributes of older or newer releases of torch that
-    this one does not have, or cannot tell, are left out.
+    An instance holds those of the program when it was made. Attributes of older or newer releases
+    of torch that this one does not have, or cannot tell, are left out.
     """
 
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
@@ -53,7 +61,9 @@ class ProgramSettings:
         given = [kind for kind, what in self.numpy_errors.items() if what in _NOT_TRAVELLING]
         found = [f"numpy.seterr({kind}={self.numpy_errors[kind]!r})" for kind in given]
         device = torch.get_default_device()
-        return found + ([] if device.type == "cpu" else [f"torch.set_default_device({str(device)!r})"])
+        return found + (
+            [] if device.type == "cpu" else [f"torch.set_default_device({str(device)!r})"]
+        )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -62,7 +72,9 @@ class ProgramSettings:
         if before == self:  # as in most programs
             yield
             return
-        errors = {kind: what for kind, what in self.numpy_errors.items() if what not in _NOT_TRAVELLING}
+        errors = {
+            kind: what for kind, what in self.numpy_errors.items() if what not in _NOT_TRAVELLING
+        }
         try:
             self.set()
             with np.errstate(**errors):
@@ -95,11 +107,14 @@ def _flags(*paths: str) -> dict[str, Any]:
     """Return these flags, all by default."""
     found = {}
     for path in paths or _FLAGS:
-        with suppress(AttributeError, RuntimeError):  # another release has it; or it was set in two ways
+        # Another release has it; or it was set in two ways.
+        with suppress(AttributeError, RuntimeError):
             found[path] = attrgetter(path)(torch.backends)
     return found
 
 
 def _flushes_denormal() -> bool:
-    """Return whether this thread takes numbers near 0 for 0, Python's as well; torch cannot tell."""
+    """Return whether this thread takes numbers near 0 for 0, Python's as well; torch cannot
+    tell.
+    """
     return math.prod((1e-310, 1.0)) == 0

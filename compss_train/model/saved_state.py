@@ -1,7 +1,8 @@
-"""Saved state: plain values, arrays and tensors, as JSON and named tensors, in two files with checksums.
+"""Saved state: plain values, arrays and tensors, as JSON and named tensors, in two files with
+checksums.
 
-To change the format, raise ``VERSION`` and add to ``UPGRADES`` what makes a state of the version before a new one.
-``tests/training/checkpoints`` has a checkpoint of every version that can be read.
+To change the format, raise ``VERSION`` and add to ``UPGRADES`` what makes a state of the version
+before a new one. ``tests/training/checkpoints`` has a checkpoint of every version that can be read.
 """
 
 import hashlib
@@ -33,7 +34,9 @@ UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     # Version 4 holds the whole history, version 5 its end.
     4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}}
 }
-"""The earlier versions that can be read: each function makes a state of its version one of the next version."""
+"""The earlier versions that can be read: each function makes a state of its version one of the next
+version.
+"""
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
@@ -41,7 +44,14 @@ _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 DTYPES: Mapping[torch.dtype, str] = dict(
     zip(
         (
-            *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+            *(
+                torch.float64,
+                torch.float32,
+                torch.float16,
+                torch.bfloat16,
+                torch.float8_e4m3fn,
+                torch.float8_e5m2,
+            ),
             *(torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8),
             *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
         ),
@@ -63,9 +73,11 @@ _RESERVED = "__metadata__"
 
 
 def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a value as JSON can hold it; its arrays and tensors are added to ``tensors``, named by their path.
+    """Return a value as JSON can hold it; its arrays and tensors are added to ``tensors``, named by
+    their path.
 
-    Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, dicts, arrays and tensors.
+    Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, dicts, arrays
+    and tensors.
     """
 
     def inside(item: Any, part: object) -> Any:
@@ -76,7 +88,9 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         try:
             tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
         except TypeError as error:
-            raise TypeError(f"{name} is an array of {value.dtype}, which a checkpoint cannot hold") from error
+            raise TypeError(
+                f"{name} is an array of {value.dtype}, which a checkpoint cannot hold"
+            ) from error
         return {TYPE_KEY: kind, "name": _add_tensor(tensor, name, tensors)}
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -93,8 +107,8 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         pairs = [[to_json(key, name, tensors), inside(item, key)] for key, item in value.items()]
         return {TYPE_KEY: "dict", "items": pairs}
     raise TypeError(
-        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds numbers, strings, "
-        "None, lists, tuples, dicts, arrays and tensors"
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds "
+        "numbers, strings, None, lists, tuples, dicts, arrays and tensors"
     )
 
 
@@ -111,7 +125,9 @@ def _add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor
 
 
 def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that ``to_json`` converted. Raises ``LookupError`` if a tensor is missing."""
+    """Return the value that ``to_json`` converted. Raises ``LookupError`` if a tensor is
+    missing.
+    """
     if isinstance(document, list):
         return [from_json(item, tensors) for item in document]
     if not isinstance(document, dict):
@@ -124,7 +140,9 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "tuple":
         return tuple(from_json(document["items"], tensors))
     if kind == "dict":
-        return {from_json(key, tensors): from_json(item, tensors) for key, item in document["items"]}
+        return {
+            from_json(key, tensors): from_json(item, tensors) for key, item in document["items"]
+        }
     tensor = tensors[document["name"]]
     if kind == "tensor":
         return tensor
@@ -132,30 +150,43 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def encode_value(value: Any) -> torch.Tensor:
-    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of bytes.
+    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of
+    bytes.
 
-    The bytes are a safetensors file of its arrays, and of one more with the JSON that refers to them by name.
-    Raises ``TypeError`` for other types.
+    The bytes are a safetensors file of its arrays, and of one more with the JSON that refers to
+    them by name. Raises ``TypeError`` for other types.
     """
     return torch.cat(encoded_pieces(value))
 
 
 def encoded_pieces(value: Any) -> list[torch.Tensor]:
-    """Return what ``encode_value`` does in pieces, of which those of large tensors share the tensors' memory."""
+    """Return what ``encode_value`` does in pieces, of which those of large tensors share the
+    tensors' memory.
+    """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(to_json(value, "value", tensors))
     tensors[STATE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     # Readers map a file into memory, so that numbers must be aligned: large ones come first.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-    described, start = dict[str, Any](), 0
+    described = dict[str, Any]()
+    start = 0
     for name, tensor in ordered:
         offsets = [start, start := start + tensor.nbytes]
-        described[name] = {"dtype": DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": offsets}
+        described[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": [*tensor.shape],
+            "data_offsets": offsets,
+        }
     header = json.dumps(described).encode()
     header += b" " * (-len(header) % 8)
-    first = torch.frombuffer(bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8)
+    first = torch.frombuffer(
+        bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8
+    )
     # A single number is contiguous with any strides.
-    return [first, *(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for _, tensor in ordered)]
+    return [
+        first,
+        *(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for _, tensor in ordered),
+    ]
 
 
 def decode_value(data: torch.Tensor) -> Any:
@@ -168,13 +199,16 @@ def decode_value(data: torch.Tensor) -> Any:
         return from_json(json.loads(np.asarray(tensors.pop(STATE)).tobytes()), tensors)
     except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(
-            f"{data.numel()} bytes are not a value that encode_value made ({type(error).__name__}: {error}); the "
-            "sender is damaged or has another version of compss_train"
+            f"{data.numel()} bytes are not a value that encode_value made "
+            f"({type(error).__name__}: {error}); the sender is damaged or has another version of "
+            "compss_train"
         ) from error
 
 
 def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> None:
-    """Write a tree of plain values, arrays and tensors to a folder that has no such files, with checksums."""
+    """Write a tree of plain values, arrays and tensors to a folder that has no such files, with
+    checksums.
+    """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(to_json(content, "", tensors))
 
@@ -186,13 +220,17 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
                 raise
             raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
-    arrays, state = folder / ARRAYS, folder / STATE
+    arrays = folder / ARRAYS
+    state = folder / STATE
     disk.write(arrays, save)
     sha256 = {ARRAYS: sha256_of_file(arrays), "state": _sha256_of_text(VERSION, text)}
-    head = json.dumps({"format": FORMAT, "version": VERSION, "release": __version__, "sha256": sha256})
+    head = json.dumps(
+        {"format": FORMAT, "version": VERSION, "release": __version__, "sha256": sha256}
+    )
     document = f'{head[:-1]}, "state": {text}}}\n'
     disk.write(state, lambda path: path.write_text(document, encoding="utf-8"))
-    shutil.copymode(state, arrays)  # the library's files are readable by their owner only, regardless of the umask
+    # The library's files are readable by their owner only, regardless of the umask.
+    shutil.copymode(state, arrays)
     for path in (arrays, state, folder):
         disk.sync(path)
 
@@ -215,12 +253,16 @@ def sha256_of_file(path: Path) -> str:
 
 
 def _sha256_of_text(version: object, text: str) -> str:
-    """Return the checksum of a state and of its version: a damaged version must not look like another one."""
+    """Return the checksum of a state and of its version: a damaged version must not look like
+    another one.
+    """
     return hashlib.sha256(f"{version!r} {text}".encode()).hexdigest()
 
 
 def sha256_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return the SHA-256 of named arrays, whatever their order: of names, dtypes, shapes and bytes."""
+    """Return the SHA-256 of named arrays, whatever their order: of names, dtypes, shapes and
+    bytes.
+    """
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
@@ -229,14 +271,18 @@ def sha256_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the content that ``write_state`` wrote to a folder, also that of earlier versions in ``UPGRADES``.
+    """Return the content that ``write_state`` wrote to a folder, also that of earlier versions in
+    ``UPGRADES``.
 
-    Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or another version.
+    Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or
+    another version.
     """
     document = _read_document(path)
     try:
         if sha256_of_file(path / ARRAYS) != document["sha256"][ARRAYS]:
-            raise BadCheckpointError(path, f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
+            raise BadCheckpointError(
+                path, (f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
+            )
         content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
         for version in range(document["version"], VERSION):
             content = UPGRADES[version](content)
@@ -259,16 +305,21 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
-    version, sha256 = document.get("version"), document.get("sha256")
+    version = document.get("version")
+    sha256 = document.get("sha256")
     text = json.dumps(document.get("state"))
     if not isinstance(sha256, dict) or sha256.get("state") != _sha256_of_text(version, text):
         raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
     if version not in (readable := (*UPGRADES, VERSION)):
-        writer = f"compss_train {document['release']}" if "release" in document else "an earlier compss_train"
+        writer = (
+            f"compss_train {document['release']}"
+            if "release" in document
+            else ("an earlier compss_train")
+        )
         newer = isinstance(version, int) and version > VERSION
         reason = (
-            f"{writer} wrote it in version {version!r} of the format, and this compss_train {__version__} reads "
-            f"versions {min(readable)} to {VERSION}: "
+            f"{writer} wrote it in version {version!r} of the format, and this compss_train "
+            f"{__version__} reads versions {min(readable)} to {VERSION}: "
             + ("install that release, or a later one" if newer else "resume it with that release")
         )
         raise BadCheckpointError(path, reason, damaged=False)

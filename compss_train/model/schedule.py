@@ -1,10 +1,11 @@
-"""Learning-rate schedules in steps: at fractions of an epoch, or by the metrics of rounds (``ReduceLROnPlateau``).
+"""Learning-rate schedules in steps: at fractions of an epoch, or by the metrics of rounds
+(``ReduceLROnPlateau``).
 
-The epoch is the only clock, so that a schedule means the same for any number of workers and rounds: a schedule is
-stepped once an epoch, or several times, at equal fractions of each worker's batches. The coordinator steps the
-scheduler with an optimizer that trains nothing, and sends each training task the hyperparameters of its epochs: the
-learning rate, and others that the scheduler changes, such as the momentum that OneCycleLR cycles. No part of the
-schedule is in a worker's state.
+The epoch is the only clock, so that a schedule means the same for any number of workers and rounds:
+a schedule is stepped once an epoch, or several times, at equal fractions of each worker's batches.
+The coordinator steps the scheduler with an optimizer that trains nothing, and sends each training
+task the hyperparameters of its epochs: the learning rate, and others that the scheduler changes,
+such as the momentum that OneCycleLR cycles. No part of the schedule is in a worker's state.
 """
 
 import math
@@ -28,14 +29,18 @@ Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
 
 TimedHyperparameters: TypeAlias = tuple[tuple[Fraction, Hyperparameters], ...]
-"""Hyperparameters in turn, each with the fraction of a worker's batches at which they take effect."""
+"""Hyperparameters in turn, each with the fraction of a worker's batches at which they take
+effect.
+"""
 
 WHOLE = Fraction(0), Fraction(1)
 """Start and end of an epoch."""
 
 
 MUCH_LONGER = 4
-"""A fit that ends before this fraction of its schedule probably counts something else than the schedule does."""
+"""A fit that ends before this fraction of its schedule probably counts something else than the
+schedule does.
+"""
 _LENGTHS = ("total_steps", "T_max", "total_iters")
 """Attributes of torch's schedulers with their number of steps."""
 
@@ -44,13 +49,16 @@ PREPARED_STEPS = 20_000
 
 
 ScheduleFunction: TypeAlias = (
-    Callable[[int], float] | Callable[[float], float] | Callable[[torch.optim.Optimizer], LRScheduler]
+    Callable[[int], float]
+    | Callable[[float], float]
+    | Callable[[torch.optim.Optimizer], LRScheduler]
 )
 ScheduleUnit = Literal["epochs", "steps", "batches"]
 
 _USAGE = (
-    "give a function of the epoch that returns a factor of the learning rate, such as lambda epoch: 0.9**epoch, or "
-    "a callable that returns a torch scheduler for an optimizer, such as functools.partial(StepLR, step_size=10)"
+    "give a function of the epoch that returns a factor of the learning rate, such as lambda "
+    "epoch: 0.9**epoch, or a callable that returns a torch scheduler for an optimizer, such as "
+    "functools.partial(StepLR, step_size=10)"
 )
 
 
@@ -61,17 +69,20 @@ class Schedule:
     Parameters
     ----------
     function:
-        A function of the epoch (0, 1, 2, ... over all fits) that returns a factor, or a callable that makes a torch
-        scheduler of an optimizer, such as ``functools.partial(StepLR, step_size=10)``.
+        A function of the epoch (0, 1, 2, ... over all fits) that returns a factor, or a callable
+        that makes a torch scheduler of an optimizer, such as ``functools.partial(StepLR,
+        step_size=10)``.
     steps:
-        Number of times an epoch that the schedule is stepped, 1 by default. A torch scheduler counts steps.
+        Number of times an epoch that the schedule is stepped, 1 by default. A torch scheduler
+        counts steps.
     unit:
-        What the function is called with: the number of ``"epochs"`` (default), fractions of them if there are
-        several steps, or of ``"steps"``. ``"batches"`` makes a step for each batch of a worker, as a scheduler that
-        is stepped inside a plain loop: an epoch has as many as the worker with an average share of it.
+        What the function is called with: the number of ``"epochs"`` (default), fractions of them if
+        there are several steps, or of ``"steps"``. ``"batches"`` makes a step for each batch of a
+        worker, as a scheduler that is stepped inside a plain loop: an epoch has as many as the
+        worker with an average share of it.
 
-    Raises ``TypeError`` for an object that cannot be called, ``ValueError`` for other numbers and units, and for
-    ``steps`` with ``unit="batches"``.
+    Raises ``TypeError`` for an object that cannot be called, ``ValueError`` for other numbers and
+    units, and for ``steps`` with ``unit="batches"``.
     """
 
     function: ScheduleFunction
@@ -85,7 +96,9 @@ class Schedule:
         check_count("steps", self.steps)
         check_choice("unit", self.unit, get_args(ScheduleUnit))
         if self.unit == "batches" and self.steps != 1:
-            raise ValueError(f"steps={self.steps}: unit='batches' sets the number of steps; leave steps= out")
+            raise ValueError(
+                f"steps={self.steps}: unit='batches' sets the number of steps; leave steps= out"
+            )
 
     @classmethod
     def of(cls, value: "ScheduleSpec") -> "Schedule":
@@ -95,7 +108,9 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Return the factor of a step, counted over all epochs, if ``function`` returns factors."""
         function: Callable[[Any], Any] = self.function
-        return float(function(step if (self.unit != "epochs" or self.steps == 1) else step / self.steps))
+        return float(
+            function(step if (self.unit != "epochs" or self.steps == 1) else step / self.steps)
+        )
 
 
 ScheduleSpec: TypeAlias = ScheduleFunction | Schedule
@@ -106,20 +121,24 @@ _CONSTRUCTOR_ARGUMENTS = (
     *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
     *("min_lrs", "default_min_lr", "eps"),
 )
-"""Attributes that a scheduler's constructor sets and a resumed fit may change; the others are its state."""
+"""Attributes that a scheduler's constructor sets and a resumed fit may change; the others are its
+state.
+"""
 
 
 class LrSchedule:
-    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of a trainer.
+    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of
+    a trainer.
 
-    A scheduler is stepped without arguments at equal fractions of each epoch. ``ReduceLROnPlateau`` is stepped with
-    the loss of the last round when the next epoch begins: once an epoch, or once for a round of several epochs,
-    which then have the same hyperparameters.
+    A scheduler is stepped without arguments at equal fractions of each epoch. ``ReduceLROnPlateau``
+    is stepped with the loss of the last round when the next epoch begins: once an epoch, or once
+    for a round of several epochs, which then have the same hyperparameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
         self._groups = optimizer.param_groups
-        self._initial = [_numeric_values(group) for group in self._groups]  # the scheduler changes some at once
+        # The scheduler changes some at once.
+        self._initial = [_numeric_values(group) for group in self._groups]
         self._changed = [{"lr"} for _ in self._groups]
         self._scheduler = _make_scheduler(schedule, optimizer)
         self.waits = isinstance(self._scheduler, ReduceLROnPlateau)
@@ -133,17 +152,23 @@ class LrSchedule:
         self._measured: float | None = None
 
     def at(self, step: int) -> Hyperparameters:
-        """Return the hyperparameters of a step, counted over all epochs; a ``waits`` schedule is asked in order."""
+        """Return the hyperparameters of a step, counted over all epochs; a ``waits`` schedule is
+        asked in order.
+        """
         if self.waits:
             if step > self._epoch:
                 if self._measured is not None:
                     self._scheduler.step(self._measured)  # type: ignore[arg-type]
-                self._epoch, self._measured = step, None
+                self._epoch = step
+                self._measured = None
             return self._current()
         while len(self._known) <= step and self._failure is None:
             try:
-                with warnings.catch_warnings():  # torch misses the steps of the optimizer, which workers make
-                    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
+                # Torch misses the steps of the optimizer, which workers make.
+                with warnings.catch_warnings():
+                    warnings.filterwarnings(
+                        "ignore", r"Detected call of `lr_scheduler.step\(\)` before"
+                    )
                     self._scheduler.step()
                 self._known.append(self._current())
             except Exception as error:
@@ -152,10 +177,13 @@ class LrSchedule:
             return self._known[step]
         epoch = f"{len(self._known) / self.steps:g}"
         raise ValueError(
-            f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): {self._failure}"
+            f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): "
+            f"{self._failure}"
         ) from self._failure
 
-    def during(self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]) -> TimedHyperparameters:
+    def during(
+        self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]
+    ) -> TimedHyperparameters:
         """Return the hyperparameters of the steps between two fractions of an epoch, in turn."""
         return tuple(
             (
@@ -166,57 +194,73 @@ class LrSchedule:
         )
 
     def rates(self, epoch: int, stop: Fraction = WHOLE[1]) -> dict[str, float]:
-        """Return the learning rates of the parameter groups in the last step before a fraction of an epoch."""
+        """Return the learning rates of the parameter groups in the last step before a fraction of
+        an epoch.
+        """
         now = self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)
         return rates({**group, **values} for group, values in zip(self._groups, now, strict=True))
 
     def prepare(self, stop: int, batches: int, workers: int) -> None:
         """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters.
 
-        Warns if the schedule is much longer, or as long as one of the ``workers`` alone would need. At most the
-        first ``PREPARED_STEPS`` steps are computed; later ones when they are reached. ``batches`` is the number of
-        batches of a worker in an epoch.
+        Warns if the schedule is much longer, or as long as one of the ``workers`` alone would need.
+        At most the first ``PREPARED_STEPS`` steps are computed; later ones when they are reached.
+        ``batches`` is the number of batches of a worker in an epoch.
         """
         self.steps = batches if self.unit == "batches" else self.steps
         length = max((getattr(self._scheduler, name, 0) for name in _LENGTHS), default=0)
-        steps, shared = stop * self.steps, self.unit == "batches" and workers > 1
+        steps = stop * self.steps
+        shared = self.unit == "batches" and workers > 1
         if shared and isinstance(self._scheduler, LambdaLR):  # one that falls to 0 ends there
             later = range(steps + 1, min(steps * workers + steps // 10 + 2, PREPARED_STEPS))
             with suppress(ValueError):  # one that fails after the fit does not fail in it
-                length = next((step for step in later if not any(group["lr"] for group in self.at(step))), 0)
+                length = next(
+                    (step for step in later if not any(group["lr"] for group in self.at(step))), 0
+                )
         of_one = shared and abs(length / steps - workers) < workers / 10
         if of_one or length > MUCH_LONGER * steps:
             a_step = {1: "once an epoch"}.get(self.steps, f"{self.steps} times an epoch")
-            advice = "give its length in epochs, or step it with every batch by Schedule(function, unit='batches')"
+            advice = (
+                "give its length in epochs, or step it with every batch by "
+                "Schedule(function, unit='batches')"
+            )
             if self.unit == "batches":
                 advice = "give it as many steps as the fit has"
             if of_one:
                 advice = f"divide its length by {workers}, as the workers share the batches"
             warn_user(
-                f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit ends after "
-                f"{steps}, as it is stepped {a_step}: {advice}"
+                f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit "
+                f"ends after {steps}, as it is stepped {a_step}: {advice}"
             )
         if not self.waits:
             self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
 
     def observe(self, record: Mapping[str, Any]) -> None:
-        """Remember the validation loss of a round that has ended, or the training loss without validation data."""
+        """Remember the validation loss of a round that has ended, or the training loss without
+        validation data.
+        """
         self._measured = record.get("val_loss", record["loss"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that does not follow from the epoch: numbers and strings, in dicts and lists."""
+        """Return the state that does not follow from the epoch: numbers and strings, in dicts and
+        lists.
+        """
         if not self.waits:
             return {}
         state = self._scheduler.state_dict()
         return {
-            "scheduler": {name: value for name, value in state.items() if name not in _CONSTRUCTOR_ARGUMENTS},
+            "scheduler": {
+                name: value for name, value in state.items() if name not in _CONSTRUCTOR_ARGUMENTS
+            },
             "lrs": [values["lr"] for values in self._current()],
             "epoch": self._epoch,
             "measured": self._measured,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; the state of another kind of schedule is ignored."""
+        """Restore what ``state_dict`` returned; the state of another kind of schedule is
+        ignored.
+        """
         if not self.waits or not state:
             return
         self._scheduler.load_state_dict(dict(state["scheduler"]))
@@ -225,10 +269,12 @@ class LrSchedule:
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
-        self._epoch, self._measured = state["epoch"], state["measured"]
+        self._epoch = state["epoch"]
+        self._measured = state["measured"]
 
     def _current(self) -> Hyperparameters:
-        """Return, for each parameter group, ``lr`` and the other hyperparameters that have ever changed.
+        """Return, for each parameter group, ``lr`` and the other hyperparameters that have ever
+        changed.
 
         Raises ``ValueError`` for a learning rate that is negative or not finite.
         """
@@ -237,14 +283,17 @@ class LrSchedule:
             changed.update(name for name, value in initial.items() if values[name] != value)
             if not 0 <= values["lr"] < math.inf:
                 raise ValueError(
-                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and at least 0"
+                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and "
+                    "at least 0"
                 )
         both = zip(current, self._changed, strict=True)
         return tuple({name: values[name] for name in sorted(changed)} for values, changed in both)
 
 
 def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's hyperparameters that are numbers or tuples: the ones that schedulers change."""
+    """Return a group's hyperparameters that are numbers or tuples: the ones that schedulers
+    change.
+    """
     values = {
         name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         for name, value in group.items()
@@ -253,7 +302,9 @@ def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configured_schedule(net: nn.Module, factory: NetOptimizer) -> Schedule | None:
-    """Return the schedule in ``configure_optimizers`` of a module in Lightning's style, if there is one."""
+    """Return the schedule in ``configure_optimizers`` of a module in Lightning's style, if there is
+    one.
+    """
     if not isinstance(factory, ConfiguredOptimizer):
         return None
     _, scheduler, interval = factory.configured(net)
@@ -261,10 +312,13 @@ def configured_schedule(net: nn.Module, factory: NetOptimizer) -> Schedule | Non
     return None if scheduler is None else Schedule(attrgetter("configured_scheduler"), unit=unit)
 
 
-def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOptimizer) -> LrSchedule:
+def make_schedule(
+    spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOptimizer
+) -> LrSchedule:
     """Return the schedule; ``net`` is any copy of the network and is not modified.
 
-    Raises ``ValueError`` for an object that is neither a function of the epoch nor a factory of a scheduler.
+    Raises ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
+    scheduler.
     """
     return LrSchedule(make_optimizer(optimizer_factory, net), Schedule.of(spec))
 
@@ -276,26 +330,28 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
         factor = _try_call(spec, 0)
         if not isinstance(factor, Real | torch.Tensor):
             of_optimizer, of_epoch = (
-                f"raised {type(each).__name__} ({each})" if isinstance(each, Exception) else f"returned {each!r}"
+                f"raised {type(each).__name__} ({each})"
+                if isinstance(each, Exception)
+                else (f"returned {each!r}")
                 for each in (result, factor)
             )
             raise ValueError(
-                f"schedule= {of_optimizer} when called with an optimizer, and {of_epoch} when called with epoch 0; "
-                f"{_USAGE}"
+                f"schedule= {of_optimizer} when called with an optimizer, and {of_epoch} when "
+                f"called with epoch 0; {_USAGE}"
             )
         return LambdaLR(optimizer, schedule.factor)
     if getattr(result, "optimizer", optimizer) is not optimizer:
         raise ValueError(
-            "schedule= returns a scheduler of another optimizer than the one it is called with, which would have "
-            "no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
+            "schedule= returns a scheduler of another optimizer than the one it is called with, "
+            "which would have no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
         )
     if isinstance(result, ReduceLROnPlateau) and (
         (schedule.steps, result.mode) != (1, "min") or schedule.unit == "batches"
     ):
         raise ValueError(
-            f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a ReduceLROnPlateau with "
-            f"mode={result.mode!r}: it is stepped once an epoch, with the validation loss, or else the training "
-            "loss; leave out steps=, unit= and mode="
+            f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a ReduceLROnPlateau "
+            f"with mode={result.mode!r}: it is stepped once an epoch, with the validation loss, "
+            "or else the training loss; leave out steps=, unit= and mode="
         )
     return result
 

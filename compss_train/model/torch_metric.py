@@ -1,9 +1,10 @@
 """``TorchMetric``: a metric of torchmetrics, whose states on several workers are merged.
 
-The AUROC over all samples is not the mean over batches, so that these metrics accumulate states. Each worker
-updates its own copy. States are merged as torchmetrics merges them across processes of ``torch.distributed``: by
-the reduction of ``add_state``; means over batches are weighted by the number of batches, as within one process.
-torchmetrics is imported only where one of its metrics is used.
+The AUROC over all samples is not the mean over batches, so that these metrics accumulate states.
+Each worker updates its own copy. States are merged as torchmetrics merges them across processes of
+``torch.distributed``: by the reduction of ``add_state``; means over batches are weighted by the
+number of batches, as within one process. torchmetrics is imported only where one of its metrics is
+used.
 """
 
 import copy
@@ -20,7 +21,9 @@ from compss_train._utils.private_names import reductions, set_merged
 from compss_train.model.losses import full_precision
 
 Value: TypeAlias = float | list[Any] | dict[str, Any]
-"""The value of a metric in a record: a number, or lists or dicts of numbers, so that it can be stored as JSON."""
+"""The value of a metric in a record: a number, or lists or dicts of numbers, so that it can be
+stored as JSON.
+"""
 
 StateValue: TypeAlias = Tensor | list[Any]
 """One of the states of a metric."""
@@ -50,14 +53,18 @@ class TorchMetric:
         self.metric.update(*_match_shapes(output, target))
 
     def state(self) -> list[MetricState]:
-        """Return the states of the metric and of its inner metrics, which wrappers and sums of metrics have.
+        """Return the states of the metric and of its inner metrics, which wrappers and sums of
+        metrics have.
 
         They can be sent to another process.
         """
         return [
             (
                 part.update_count,
-                {name: _copy_state(getattr(part, name), how) for name, how in reductions(part).items()},
+                {
+                    name: _copy_state(getattr(part, name), how)
+                    for name, how in reductions(part).items()
+                },
             )
             for part in _with_inner(self.metric)
         ]
@@ -87,7 +94,8 @@ def _with_inner(metric: nn.Module) -> list[Any]:
 def _match_shapes(output: Any, target: Any) -> tuple[Any, Any]:
     """Return outputs in full precision, and both in the same shape if it is clear how.
 
-    Class indices lose a last dimension of 1; outputs with as many numbers as the targets take their shape.
+    Class indices lose a last dimension of 1; outputs with as many numbers as the targets take their
+    shape.
     """
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return output, target
@@ -96,19 +104,26 @@ def _match_shapes(output: Any, target: Any) -> tuple[Any, Any]:
         return output, target
     if output.numel() == target.numel():
         return output.reshape(target.shape), target
-    is_column = target.dim() == output.dim() > 1 and target.shape[1] == 1 and not target.is_floating_point()
+    is_column = (
+        target.dim() == output.dim() > 1 and target.shape[1] == 1 and not target.is_floating_point()
+    )
     return output, target.squeeze(1) if is_column else target
 
 
 def _copy_state(value: StateValue, reduction: Any) -> StateValue:
-    """Return a copy of a state on the CPU; a list that would be concatenated later is concatenated now."""
+    """Return a copy of a state on the CPU; a list that would be concatenated later is concatenated
+    now.
+    """
     from torchmetrics.utilities import dim_zero_cat
 
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if reduction is dim_zero_cat and value:
         value = [dim_zero_cat(value)]
-    return [_copy_state(item, None) if isinstance(item, Tensor) else copy.deepcopy(item) for item in value]
+    return [
+        _copy_state(item, None) if isinstance(item, Tensor) else copy.deepcopy(item)
+        for item in value
+    ]
 
 
 def _load(metric: Any, states: list[MetricState]) -> None:
@@ -132,7 +147,9 @@ def _merge(values: list[Any], updates: list[int], reduction: Any) -> Any:
         return dim_zero_cat(values)
     stacked = torch.stack(values)
     if reduction is dim_zero_mean:
-        return torch.tensordot(torch.tensor(updates, dtype=torch.float64), stacked.double(), 1).div(sum(updates))
+        return torch.tensordot(torch.tensor(updates, dtype=torch.float64), stacked.double(), 1).div(
+            sum(updates)
+        )
     return stacked if reduction is None else reduction(stacked)
 
 
@@ -147,5 +164,6 @@ def _to_plain(value: Any) -> Value:
     if isinstance(value, int | float):
         return float(value)
     raise TypeError(
-        f"the metric computed a {type(value).__name__}; the history holds numbers, lists and dicts of them"
+        f"the metric computed a {type(value).__name__}; the history holds numbers, lists and "
+        "dicts of them"
     )

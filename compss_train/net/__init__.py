@@ -1,19 +1,47 @@
-"""The one transport of all servers: ZeroMQ, encrypted by CURVE over TCP, or through socket files on one machine.
+"""The one transport of all servers: ZeroMQ, encrypted by CURVE over TCP, or through socket files on
+one machine.
 
-Nothing is parsed, routed or kept for a connection before it has authenticated. Users define what messages mean.
-Importing this package without ZeroMQ raises ``ModuleNotFoundError``, with the command that installs it.
+Nothing is parsed, routed or kept for a connection before it has authenticated. Users define what
+messages mean. Importing this package without ZeroMQ raises ``ModuleNotFoundError``, with the
+command that installs it.
 """
 
 from compss_train._utils.imports import import_optional
 
-import_optional("zmq", extra="online", needed_by="an online fit or a served parameter server", package="ZeroMQ")
+import_optional(
+    "zmq", extra="online", needed_by="an online fit or a served parameter server", package="ZeroMQ"
+)
 
 # ruff: noqa: E402
 from compss_train.net.connection import Address, Connection, ConnectionLostError
-from compss_train.net.messages import Header, Message, MessageError, ReceivedArray, parsing, shortened, stacked
+from compss_train.net.messages import (
+    Header,
+    Message,
+    MessageError,
+    ReceivedArray,
+    parsing,
+    shortened,
+    stacked,
+)
 from compss_train.net.server import Client, MessageServer, Received
 from compss_train.net.sockets import check_token, new_token
 
-__all__ = ["Address", "Client", "Connection", "ConnectionLostError", "Header", "Message", "MessageError"]
-__all__ += ["MessageServer", "Received", "ReceivedArray", "check_token", "new_token", "parsing", "shortened"]
+__all__ = [
+    "Address",
+    "Client",
+    "Connection",
+    "ConnectionLostError",
+    "Header",
+    "Message",
+    "MessageError",
+]
+__all__ += [
+    "MessageServer",
+    "Received",
+    "ReceivedArray",
+    "check_token",
+    "new_token",
+    "parsing",
+    "shortened",
+]
 __all__ += ["stacked"]

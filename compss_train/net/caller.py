@@ -40,7 +40,9 @@ class _Request:
 
 
 class FramePool:
-    """Copies of memory in frames of ZeroMQ; the memory of large frames is reused. For any number of threads."""
+    """Copies of memory in frames of ZeroMQ; the memory of large frames is reused. For any number of
+    threads.
+    """
 
     def __init__(self) -> None:
         self._free: deque[zmq.Frame] = deque(maxlen=_MAX_FREE_FRAMES)
@@ -58,36 +60,51 @@ class FramePool:
 
     def give_back(self, frames: Sequence[bytes | zmq.Frame]) -> None:
         """Reuse frames that have arrived, so that ZeroMQ does not use them any more."""
-        self._free.extend(frame for frame in frames if isinstance(frame, zmq.Frame) and len(frame) == PIECE)
+        self._free.extend(
+            frame for frame in frames if isinstance(frame, zmq.Frame) and len(frame) == PIECE
+        )
 
 
 class Caller:
-    """Sends calls over one connection and receives their answers, for any number of threads, one at a time.
+    """Sends calls over one connection and receives their answers, for any number of threads, one at
+    a time.
 
-    A caller that does not wait for its answer returns when ZeroMQ has its request; later calls receive the answer.
-    The number of requests in flight is limited, so that urgent ones can overtake others at the server.
+    A caller that does not wait for its answer returns when ZeroMQ has its request; later calls
+    receive the answer. The number of requests in flight is limited, so that urgent ones can
+    overtake others at the server.
 
-    It connects when there is something to send, and again when the connection breaks. Requests without an answer
-    are then sent again, before any new one: the server knows which of them it has executed. Each time the
-    connection breaks, the limit is halved: with a limit low enough, an answer arrives before it breaks again.
+    It connects when there is something to send, and again when the connection breaks. Requests
+    without an answer are then sent again, before any new one: the server knows which of them it has
+    executed. Each time the connection breaks, the limit is halved: with a limit low enough, an
+    answer arrives before it breaks again.
 
-    ``greeting`` is the first message of each connection; ``farewell`` the last one, if all requests were answered.
-    A server may forget a client that has been away. One whose requests were all answered says so when it returns:
-    its greeting then has ``continues``, which the server chose.
+    ``greeting`` is the first message of each connection; ``farewell`` the last one, if all requests
+    were answered. A server may forget a client that has been away. One whose requests were all
+    answered says so when it returns: its greeting then has ``continues``, which the server chose.
     """
 
-    def __init__(self, address: Address, greeting: Header, farewell: Header | None, timeout: float) -> None:
-        self._address, self._greeting, self._farewell, self._timeout = address, greeting, farewell, timeout
+    def __init__(
+        self, address: Address, greeting: Header, farewell: Header | None, timeout: float
+    ) -> None:
+        self._address = address
+        self._greeting = greeting
+        self._farewell = farewell
+        self._timeout = timeout
         self._waiting: dict[int, _Request] = {}
-        """By number, the requests to send: those that were lost with a connection, and a new one."""
+        """By number, the requests to send: those that were lost with a connection, and a new
+        one.
+        """
         self._sent: dict[int, _Request] = {}
         """Those without an answer that were sent over this connection."""
-        self._bytes, self._limit = 0, _MAX_IN_FLIGHT
+        self._bytes = 0
+        self._limit = _MAX_IN_FLIGHT
         self._frames = FramePool()
         self._next_number = secrets.randbits(62)  # unique among all clients
         self._counts: dict[str, int] = {}
         self._silent = 0.0
-        """Seconds that it has waited since the last answer, without those in which this process was stopped."""
+        """Seconds that it has waited since the last answer, without those in which this process was
+        stopped.
+        """
         self._failed: Exception | None = None
         """The error of a request that nobody waited for."""
         self._refused = True
@@ -112,31 +129,49 @@ class Caller:
     ) -> Message:
         """Send a call with copies of its arrays, and return its answer, or raise its error.
 
-        ``changes`` says whether it changes the key. Without ``wait`` it returns an empty answer, and a later call
-        raises the error, in place of its own answer. Raises ``ValueError`` for a key and for arrays that no server
-        accepts, ``TimeoutError`` if the server does not answer, ``PermissionError`` for a wrong token, and
-        ``RuntimeError`` if the server has died or refuses this client. These three and Ctrl-C close the client.
+        ``changes`` says whether it changes the key. Without ``wait`` it returns an empty answer,
+        and a later call raises the error, in place of its own answer. Raises ``ValueError`` for a
+        key and for arrays that no server accepts, ``TimeoutError`` if the server does not answer,
+        ``PermissionError`` for a wrong token, and ``RuntimeError`` if the server has died or
+        refuses this client. These three and Ctrl-C close the client.
         """
         if self._process != os.getpid():
-            raise ParameterServerClosedError("the client is another process's; make one here with connect(...)")
+            raise ParameterServerClosedError(
+                "the client is another process's; make one here with connect(...)"
+            )
         descriptions, views = messages.pack_arrays(arrays)
         frames: list[bytes | zmq.Frame] = [self._frames.copy(view) for view in views]
         with self._turn:
             if self._closed:
-                raise ParameterServerClosedError("the client was closed; make another one with connect(...)")
+                raise ParameterServerClosedError(
+                    "the client was closed; make another one with connect(...)"
+                )
             self._raise_failed()
-            # The number identifies the answer; the count says how many calls of this client changed the key before.
-            number, count = self._next_number, self._counts.get(key, 0)
-            header = {"call": call, "key": key, "priority": priority, "number": number, "count": count, **options}
+            # The number identifies the answer; the count says how many calls of this client changed
+            # the key before.
+            number = self._next_number
+            count = self._counts.get(key, 0)
+            header = {
+                "call": call,
+                "key": key,
+                "priority": priority,
+                "number": number,
+                "count": count,
+                **options,
+            }
             frames.insert(0, messages.pack_header(header, descriptions))
-            request = _Request(frames=frames, size=sum(len(view) for view in views), waited_for=wait)
+            request = _Request(
+                frames=frames, size=sum(len(view) for view in views), waited_for=wait
+            )
             self._next_number, self._counts[key] = number + 1, count + changes
             if not self._sent and not self._waiting:
                 self._silent = 0.0
             if self._connection is not None and self._connection.is_lost:
                 self._disconnect()  # so that what is sent over it need not be sent again
             self._waiting[number] = request
-            self._advance(lambda: request.answer is not None or not (wait or number in self._waiting))
+            self._advance(
+                lambda: request.answer is not None or not (wait or number in self._waiting)
+            )
             self._raise_failed()
         answer, received = request.answer or ({}, [])
         if wait and "error" in answer:
@@ -144,7 +179,8 @@ class Caller:
         return answer, received
 
     def _raise_failed(self) -> None:
-        failed, self._failed = self._failed, None
+        failed = self._failed
+        self._failed = None
         if failed is not None:
             raise failed
 
@@ -167,8 +203,11 @@ class Caller:
         repeats = any(request.times_sent for request in self._waiting.values())
         greeting = self._greeting if repeats else self._greeting | {"continues": self.continues}
         try:
-            connection = self._address.connect(greeting, timeout=min(self._timeout, _CONNECT_SECONDS))
-            self._connection, self._refused = connection, False
+            connection = self._address.connect(
+                greeting, timeout=min(self._timeout, _CONNECT_SECONDS)
+            )
+            self._connection = connection
+            self._refused = False
         except OSError as error:
             if isinstance(error, PermissionError) and self._refused:
                 raise
@@ -180,17 +219,24 @@ class Caller:
         """Close a connection; its requests without an answer are sent over the next one."""
         if self._connection is not None:
             with suppress(ConnectionLostError):
-                while self._receive(self._connection, 0.0):  # answers that arrived before it was lost
+                # Answers that arrived before it was lost.
+                while self._receive(self._connection, 0.0):
                     pass
             self._connection.close()
             self._connection = None
         if self._sent:
-            self._waiting, self._sent, self._bytes = {**self._sent, **self._waiting}, {}, 0
+            self._waiting = {**self._sent, **self._waiting}
+            self._sent = {}
+            self._bytes = 0
             self._limit = max(1, self._limit // 2)
 
     def _exchange(self, connection: Connection, done: Callable[[], bool]) -> None:
-        """Send what may be sent, and receive an answer; wait for it only if that is not all to be ``done``."""
-        while self._waiting and len(self._sent) < self._limit and self._bytes < _MAX_BYTES_IN_FLIGHT:
+        """Send what may be sent, and receive an answer; wait for it only if that is not all to be
+        ``done``.
+        """
+        while (
+            self._waiting and len(self._sent) < self._limit and self._bytes < _MAX_BYTES_IN_FLIGHT
+        ):
             number, request = next(iter(self._waiting.items()))
             connection.send_frames(request.frames)
             self._sent[number] = self._waiting.pop(number)
@@ -200,7 +246,9 @@ class Caller:
             self._waited(_POLL_SECONDS)
 
     def _receive(self, connection: Connection, timeout: float) -> bool:
-        """Process a message; return whether there was one. Raises ``RuntimeError`` if it refuses this client."""
+        """Process a message; return whether there was one. Raises ``RuntimeError`` if it refuses
+        this client.
+        """
         if (message := connection.receive(timeout)) is None:
             return False
         self._silent = 0.0
@@ -215,7 +263,8 @@ class Caller:
         self._silent += seconds
         if self._silent > self._timeout:
             raise TimeoutError(
-                f"{self._address.url} has not answered for {self._timeout} s; check that the server is running"
+                f"{self._address.url} has not answered for {self._timeout} s; check that the "
+                "server is running"
             )
 
     def _answered(self, number: int, answer: Message) -> None:
@@ -227,12 +276,15 @@ class Caller:
             self._limit = min(_MAX_IN_FLIGHT, self._limit + 1)
         if request.times_sent == 1:  # otherwise ZeroMQ may still be sending the frames once more
             self._frames.give_back(request.frames)
-        request.frames, request.answer = (), answer
+        request.frames = ()
+        request.answer = answer
         if "error" in answer[0] and not request.waited_for:
             self._failed = _error_of(answer[0])
 
     def close(self, *, wait: bool = True) -> None:
-        """Disconnect, after all answers or immediately; may be called again. Raises the error of a call, if any."""
+        """Disconnect, after all answers or immediately; may be called again. Raises the error of a
+        call, if any.
+        """
         if self._process != os.getpid():
             return
         with self._turn:
@@ -242,9 +294,15 @@ class Caller:
             self._raise_failed()
 
     def _end(self) -> None:
-        """Disconnect, after a farewell that lets the server forget this client if all was answered."""
+        """Disconnect, after a farewell that lets the server forget this client if all was
+        answered.
+        """
         self._closed = True
-        if self._connection is not None and self._farewell is not None and not (self._sent or self._waiting):
+        if (
+            self._connection is not None
+            and self._farewell is not None
+            and not (self._sent or self._waiting)
+        ):
             with suppress(ConnectionLostError):
                 self._connection.send(self._farewell)
         self._disconnect()

@@ -1,4 +1,6 @@
-"""A client's connection: messages arrive in order, or the connection is lost. It never reconnects by itself."""
+"""A client's connection: messages arrive in order, or the connection is lost. It never reconnects
+by itself.
+"""
 
 import math
 import time
@@ -15,7 +17,9 @@ from compss_train.net import sockets
 from compss_train.net.messages import Header, Message, pack, unpack
 
 _MAX_REFUSALS = 5
-"""How often a handshake may fail before the token is wrong: a server that has many strangers closes connections."""
+"""How often a handshake may fail before the token is wrong: a server that has many strangers closes
+connections.
+"""
 _RETRY_SECONDS = 0.05
 _POLL_MILLISECONDS = 100
 _CONNECT_SECONDS = 30.0
@@ -40,16 +44,23 @@ class Address:
             validation.host_and_port(self.url)
 
     def connect(
-        self, greeting: Header, context: sockets.Context | None = None, timeout: float = _CONNECT_SECONDS
+        self,
+        greeting: Header,
+        context: sockets.Context | None = None,
+        timeout: float = _CONNECT_SECONDS,
     ) -> "Connection":
         """Connect and send the first message, which says what this client is.
 
-        Raises ``ConnectionRefusedError`` if nothing listens, ``TimeoutError`` if nothing answers for ``timeout``
-        seconds, and ``PermissionError`` for a wrong token.
+        Raises ``ConnectionRefusedError`` if nothing listens, ``TimeoutError`` if nothing answers
+        for ``timeout`` seconds, and ``PermissionError`` for a wrong token.
         """
         connection = Connection(self, context, timeout)
         try:
-            proof = {"proof": sockets.proof_of(self.token)} if self.url.startswith(sockets.PRIVATE) else {}
+            proof = (
+                {"proof": sockets.proof_of(self.token)}
+                if self.url.startswith(sockets.PRIVATE)
+                else {}
+            )
             connection.send(greeting | proof)
         except BaseException:
             connection.close()
@@ -61,7 +72,9 @@ class Connection(Closable):
     """Sends and receives messages; for one thread at a time."""
 
     def __init__(self, address: Address, context: sockets.Context | None, timeout: float) -> None:
-        self._url, self._context, self._owns_context = address.url, context or zmq.Context(), context is None
+        self._url = address.url
+        self._context = context or zmq.Context()
+        self._owns_context = context is None
         self._lost = True
         for _ in range(_MAX_REFUSALS):
             if self._open(address, timeout):
@@ -70,7 +83,9 @@ class Connection(Closable):
             self._close_socket()
             time.sleep(_RETRY_SECONDS)
         self.close()
-        raise PermissionError(f"{self._url}: {sockets.WRONG_TOKEN}, or another program listens there")
+        raise PermissionError(
+            f"{self._url}: {sockets.WRONG_TOKEN}, or another program listens there"
+        )
 
     def _open(self, address: Address, timeout: float) -> bool:
         """Connect; return False if the handshake has failed."""
@@ -78,7 +93,9 @@ class Connection(Closable):
         ended = sockets.HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | ended)
         self.poller = zmq.Poller()
-        """Finds messages and the loss of the connection; a caller may wait for other things as well."""
+        """Finds messages and the loss of the connection; a caller may wait for other things as
+        well.
+        """
         self.poller.register(self._monitor, zmq.POLLIN)
         self._sending = zmq.Poller()
         """Finds room for a message, and the loss of the connection."""
@@ -100,15 +117,20 @@ class Connection(Closable):
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, header: Header, arrays: Sequence[Block] = (), *, copy: bool = True) -> None:
-        """Send a copy of a message; raise ``ConnectionLostError``, and ``ValueError`` for too large a header.
+        """Send a copy of a message; raise ``ConnectionLostError``, and ``ValueError`` for too large
+        a header.
 
         Without ``copy`` nobody may write to the arrays' memory any more: they are sent later.
         """
         first, *frames = pack(header, arrays)
-        self.send_frames([first, *(frames if copy else [zmq.Frame(frame, copy=False) for frame in frames])])
+        self.send_frames(
+            [first, *(frames if copy else [zmq.Frame(frame, copy=False) for frame in frames])]
+        )
 
     def send_frames(self, frames: Sequence[Any]) -> None:
-        """Send a packed message; frames of ZeroMQ are not copied. Raises ``ConnectionLostError``."""
+        """Send a packed message; frames of ZeroMQ are not copied. Raises
+        ``ConnectionLostError``.
+        """
         while not self.is_lost:  # otherwise ZeroMQ would keep them until it connects again
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -120,15 +142,16 @@ class Connection(Closable):
     def receive(self, timeout: float | None = None) -> Message | None:
         """Wait for the next message; return ``None`` after ``timeout`` seconds without one.
 
-        Raises ``ConnectionLostError``, ``MessageError`` for malformed data, and ``PermissionError`` if the server
-        has refused the token.
+        Raises ``ConnectionLostError``, ``MessageError`` for malformed data, and ``PermissionError``
+        if the server has refused the token.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
                 header, arrays = unpack(sockets.receive_frames(self._socket))
             except zmq.Again:
-                # ZeroMQ tells that a connection is lost a moment before it hands over its last message.
+                # ZeroMQ tells that a connection is lost a moment before it hands over its last
+                # message.
                 if self._lost and self._socket.poll(_POLL_MILLISECONDS):
                     continue
                 self._check()
@@ -148,7 +171,9 @@ class Connection(Closable):
         return self._lost
 
     def _wait(self, poller: zmq.Poller, milliseconds: float) -> bool:
-        """Wait for what a poller finds; what has arrived before the connection was lost can still be received."""
+        """Wait for what a poller finds; what has arrived before the connection was lost can still
+        be received.
+        """
         ready = dict(poller.poll(math.ceil(milliseconds)))
         self._lost = self._lost or self._monitor in ready
         return self._monitor in ready or self._socket in ready

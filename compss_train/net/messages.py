@@ -1,4 +1,6 @@
-"""Messages as sequences of frames: a header in JSON, and the bytes of each array. Nothing is pickled."""
+"""Messages as sequences of frames: a header in JSON, and the bytes of each array. Nothing is
+pickled.
+"""
 
 import json
 import math
@@ -16,7 +18,14 @@ from compss_train.data.block import Block, as_tensor, flat_bytes
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+        *(
+            torch.float64,
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch.complex64,
+            torch.complex128,
+        ),
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
@@ -28,12 +37,16 @@ _NAMES: dict[Any, str] = {
 """Their names, which take 2 µs to make."""
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 PIECE = 2**20
-"""Maximum size of a frame in bytes, also of headers. Memory of this size is reused, larger memory is not."""
+"""Maximum size of a frame in bytes, also of headers. Memory of this size is reused, larger memory
+is not.
+"""
 MAX_TEXT = 2**15
-"""Maximum length of a text that quotes what others sent, in characters: in JSON each has up to 12 bytes, so that a
-header has room for two."""
+"""Maximum length of a text that quotes what others sent, in characters: in JSON each has up to 12
+bytes, so that a header has room for two."""
 _MAX_DIMENSIONS = 64
-"""Those of an array in numpy and torch: what has more can be received, but neither added nor stacked."""
+"""Those of an array in numpy and torch: what has more can be received, but neither added nor
+stacked.
+"""
 
 Header: TypeAlias = dict[str, Any]
 """What a message says, in JSON."""
@@ -47,7 +60,9 @@ class MessageError(ValueError):
 
 @contextmanager
 def parsing() -> Iterator[None]:
-    """Raise whatever goes wrong in the block, which reads a received message, as ``MessageError``."""
+    """Raise whatever goes wrong in the block, which reads a received message, as
+    ``MessageError``.
+    """
     try:
         yield
     except Exception as error:
@@ -57,9 +72,11 @@ def parsing() -> Iterator[None]:
 
 
 def shortened(text: str) -> str:
-    """Return a text that every header has room for and every program can print; the middle is left out if need be.
+    """Return a text that every header has room for and every program can print; the middle is left
+    out if need be.
 
-    What clients send may be of any length, and have lone surrogates, which cannot be encoded: they are escaped.
+    What clients send may be of any length, and have lone surrogates, which cannot be encoded: they
+    are escaped.
     """
     if len(text) > MAX_TEXT:
         text = f"{text[: MAX_TEXT // 4]} [...] {text[-MAX_TEXT // 2 :]}"
@@ -77,14 +94,15 @@ def pack_header(header: Header, descriptions: ArrayDescriptions) -> bytes:
     frame = _ENCODE({**header, "arrays": descriptions}).encode()
     if len(frame) > PIECE:
         raise ValueError(
-            f"a message with {len(descriptions):,} arrays, whose header has {len(frame):,} bytes; the maximum is "
-            f"{PIECE:,}: give fewer arrays, and shorter keys and texts"
+            f"a message with {len(descriptions):,} arrays, whose header has {len(frame):,} "
+            f"bytes; the maximum is {PIECE:,}: give fewer arrays, and shorter keys and texts"
         )
     return frame
 
 
 def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memoryview]]:
-    """Return the descriptions of arrays for the header, and their frames, which share the arrays' memory.
+    """Return the descriptions of arrays for the header, and their frames, which share the arrays'
+    memory.
 
     Raises ``TypeError`` for a dtype that cannot be sent.
     """
@@ -100,7 +118,8 @@ def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memory
             data = flat_bytes(tensor).numpy().data if tensor.numel() else memoryview(b"")
             if not name:
                 raise TypeError(
-                    f"arrays of {tensor.dtype} cannot be sent; convert them to one of {', '.join(_DTYPES)}"
+                    f"arrays of {tensor.dtype} cannot be sent; convert them to one of "
+                    f"{', '.join(_DTYPES)}"
                 )
         descriptions.append((name, list(array.shape)))
         frames += [data[start : start + PIECE] for start in range(0, len(data) or 1, PIECE)]
@@ -123,12 +142,15 @@ class ReceivedArray:
         return self.dtype, self.shape
 
     def tensor(self, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the array: one piece usually without a copy, several concatenated in ``memory`` or new memory."""
+        """Return the array: one piece usually without a copy, several concatenated in ``memory`` or
+        new memory.
+        """
         if not self.size:
             return torch.empty(self.shape, dtype=self.dtype)
         if len(self.pieces) == 1:
             data = torch.frombuffer(self.pieces[0], dtype=torch.uint8)
-            if data.data_ptr() % self.dtype.itemsize:  # small frames may start anywhere, which torch cannot read
+            # Small frames may start anywhere, which torch cannot read.
+            if data.data_ptr() % self.dtype.itemsize:
                 data = data.clone()
             return data.view(self.dtype).reshape(self.shape)
         # numpy requests huge pages for large memory, which takes a quarter of the time.
@@ -142,9 +164,14 @@ class ReceivedArray:
 
 def stacked(arrays: Sequence[ReceivedArray]) -> torch.Tensor:
     """Return arrays of one layout as the rows of a new tensor."""
-    shape, dtype = (len(arrays), *arrays[0].shape), arrays[0].dtype
+    shape = (len(arrays), *arrays[0].shape)
+    dtype = arrays[0].dtype
     data = bytearray().join([piece for array in arrays for piece in array.pieces])
-    return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(data, dtype=dtype).reshape(shape)
+        if data
+        else torch.empty(shape, dtype=dtype)
+    )
 
 
 Message: TypeAlias = tuple[Header, list[ReceivedArray]]
@@ -161,7 +188,8 @@ def unpack(frames: Sequence[Any]) -> Message:
         header = json.loads(bytes(first))
         if not isinstance(header, dict):
             raise MessageError(f"a header is a JSON object, not a {type(header).__name__}")
-        descriptions, remaining = header.pop("arrays"), deque(others)
+        descriptions = header.pop("arrays")
+        remaining = deque(others)
         arrays = [_received(name, shape, remaining) for name, shape in descriptions if remaining]
     if remaining or len(arrays) != len(descriptions):
         raise MessageError(
@@ -177,7 +205,8 @@ def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> Rece
         raise MessageError(f"an array of {len(shape)} dimensions; the maximum is {_MAX_DIMENSIONS}")
     if not all(type(length) is int and length >= 0 for length in shape):
         raise MessageError(f"an array of shape {shape}; give a list of integers of at least 0")
-    size, pieces = math.prod(shape) * dtype.itemsize, [remaining.popleft()]
+    size = math.prod(shape) * dtype.itemsize
+    pieces = [remaining.popleft()]
     received = pieces[0].nbytes
     while received < size and remaining:
         pieces.append(remaining.popleft())

@@ -28,16 +28,19 @@ _MAX_PATH = 100
 """Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
 _MAX_SILENT = 128
 _SUSPECT_SECONDS = 1.0
-"""Seconds after a connection closes during which its client may still appear to be connected, and those in which a
-client that is to be disconnected can read why."""
+"""Seconds after a connection closes during which its client may still appear to be connected, and
+those in which a client that is to be disconnected can read why."""
 _LINGER_MILLISECONDS = 1000
 
 
 class Client:
     """A client that is connected to a server."""
 
-    def __init__(self, server: "MessageServer", identity: bytes, descriptor: int, greeting: Header) -> None:
-        self._server, self._identity = server, identity
+    def __init__(
+        self, server: "MessageServer", identity: bytes, descriptor: int, greeting: Header
+    ) -> None:
+        self._server = server
+        self._identity = identity
         self.descriptor = descriptor
         """The file descriptor of its connection."""
         self.greeting = greeting
@@ -49,7 +52,8 @@ class Client:
         return self.descriptor in self._server.connections.closed
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> bool:
-        """Send a message; return False if the client has disconnected. Clients that do not read lose messages.
+        """Send a message; return False if the client has disconnected. Clients that do not read
+        lose messages.
 
         Texts are shortened.
         """
@@ -68,17 +72,22 @@ Received: TypeAlias = tuple[Client, Header | None, list[ReceivedArray]]
 
 
 class MessageServer(Closable):
-    """Listens for clients that have the token, receives their messages and sends them some; for one thread.
+    """Listens for clients that have the token, receives their messages and sends them some; for one
+    thread.
 
-    ``address`` is as for ``serve``. ROUTER sockets report no disconnections, but refuse to send to clients that are
-    gone: when a connection was closed, those that may have had it are sent an empty message.
+    ``address`` is as for ``serve``. ROUTER sockets report no disconnections, but refuse to send to
+    clients that are gone: when a connection was closed, those that may have had it are sent an
+    empty message.
 
-    Raises ``OSError`` if it cannot listen, and ``ValueError`` for an address that is not ``None`` or of TCP.
+    Raises ``OSError`` if it cannot listen, and ``ValueError`` for an address that is not ``None``
+    or of TCP.
     """
 
     def __init__(self, address: str | None, token: str) -> None:
         if address is not None and not (isinstance(address, str) and address.startswith("tcp://")):
-            raise ValueError(f"address={address!r}: give tcp://HOST:PORT, or None for this machine only")
+            raise ValueError(
+                f"address={address!r}: give tcp://HOST:PORT, or None for this machine only"
+            )
         self._context: sockets.Context = zmq.Context()
         self.socket = sockets.server_socket(self._context)
         self.connections = Connections(self._context, self.socket)
@@ -98,7 +107,9 @@ class MessageServer(Closable):
         self._proof = sockets.proof_of(token) if url else None
 
     def _bind_privately(self) -> str | None:
-        """Listen at a file in a new folder that only this user can open; ``None`` if there can be none."""
+        """Listen at a file in a new folder that only this user can open; ``None`` if there can be
+        none.
+        """
         path = os.path.join(self._folder.path, "server")
         if len(path.encode()) > _MAX_PATH or not zmq.has("ipc"):
             return None
@@ -126,8 +137,9 @@ class MessageServer(Closable):
     def receive(self, timeout: float = 0.0) -> Received | None:
         """Return the next message, waiting up to ``timeout`` seconds for one.
 
-        A client that has disconnected or was refused is reported once, after all its messages. ``None`` if nothing
-        has happened. No message raises an error: a client whose message is malformed is refused.
+        A client that has disconnected or was refused is reported once, after all its messages.
+        ``None`` if nothing has happened. No message raises an error: a client whose message is
+        malformed is refused.
         """
         self.connections.check()
         while self._refusals and time.monotonic() - self._refusals[0][1] > _SUSPECT_SECONDS:
@@ -138,7 +150,8 @@ class MessageServer(Closable):
             if not timeout or not self.socket.poll(math.ceil(1000 * timeout)):
                 return self._next_lost()
             sender, *frames = sockets.receive_frames(self.socket)
-        identity, descriptor = sender.bytes, int(frames[0].get("__fd"))
+        identity = sender.bytes
+        descriptor = int(frames[0].get("__fd"))
         self.connections.heard(descriptor)
         if identity in self._refused:
             return None
@@ -153,7 +166,9 @@ class MessageServer(Closable):
         return client, header, arrays
 
     def _check_proof(self, proof: Any) -> None:
-        """Raise ``PermissionError`` unless the first message at a socket file proves knowledge of the token."""
+        """Raise ``PermissionError`` unless the first message at a socket file proves knowledge of
+        the token.
+        """
         if self._proof is None:
             return
         given = proof.encode(errors="surrogatepass") if isinstance(proof, str) else b""
@@ -173,17 +188,24 @@ class MessageServer(Closable):
                 self._lost.append(identity)
 
     def _next_lost(self) -> Received | None:
-        """Return a client that has disconnected or was refused; its messages have all been received."""
+        """Return a client that has disconnected or was refused; its messages have all been
+        received.
+        """
         while self._lost:
             identity = self._lost.popleft()
             if (client := self._clients.pop(identity, None)) is not None:
                 return client, None, []
             self._refused.pop(identity, None)
         if closed := self.connections.closed:
-            now, descriptors = time.monotonic(), set(closed)
-            known = {**self._refused, **{own: each.descriptor for own, each in self._clients.items()}}
+            now = time.monotonic()
+            descriptors = set(closed)
+            known = {
+                **self._refused,
+                **{own: each.descriptor for own, each in self._clients.items()},
+            }
             suspects = [own for own, descriptor in known.items() if descriptor in descriptors]
-            self._lost.extend(each for each in suspects if not self.send(each, {}))  # their last messages first
+            # Their last messages first.
+            self._lost.extend(each for each in suspects if not self.send(each, {}))
             self.connections.forget_closed(now - _SUSPECT_SECONDS)
         return None
 
@@ -208,7 +230,9 @@ class MessageServer(Closable):
 
 
 def _with_short_texts(value: Any) -> Any:
-    """Return a value of a header whose texts are shortened: they may quote what clients have sent."""
+    """Return a value of a header whose texts are shortened: they may quote what clients have
+    sent.
+    """
     if isinstance(value, str):
         return shortened(value)
     return [_with_short_texts(each) for each in value] if isinstance(value, list | tuple) else value
@@ -217,8 +241,9 @@ def _with_short_texts(value: Any) -> Any:
 class Connections:
     """Watches the connections of a listening socket, in a thread.
 
-    Strangers are connections without any message yet, until their handshake fails. To keep them from using up this
-    program's file descriptors, the oldest are closed if there are more than 128. An affected client reconnects.
+    Strangers are connections without any message yet, until their handshake fails. To keep them
+    from using up this program's file descriptors, the oldest are closed if there are more than 128.
+    An affected client reconnects.
     """
 
     def __init__(self, context: sockets.Context, socket: sockets.Socket) -> None:
@@ -261,10 +286,14 @@ class Connections:
                 self.shut_down(descriptor)
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` if the thread has died: nobody would notice clients that disconnect."""
+        """Raise ``RuntimeError`` if the thread has died: nobody would notice clients that
+        disconnect.
+        """
         if self._failed is not None:
             failed = f"{type(self._failed).__name__}: {self._failed}"
-            raise RuntimeError(f"the thread that watches connections has died: {failed}") from self._failed
+            raise RuntimeError(
+                f"the thread that watches connections has died: {failed}"
+            ) from self._failed
 
     def _run(self) -> None:
         try:
@@ -275,7 +304,9 @@ class Connections:
             self._events.close()  # otherwise ZeroMQ would wait for a reader of its events
 
     def _watch(self) -> None:
-        """Take note of new and closed connections, and close the oldest silent ones if they are too many."""
+        """Take note of new and closed connections, and close the oldest silent ones if they are too
+        many.
+        """
         while (event := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
             descriptor = event["value"]
             with self._lock:
@@ -291,7 +322,9 @@ class Connections:
                     self.shut_down(oldest)
 
     def shut_down(self, descriptor: int) -> None:
-        """Shut a connection down, unless ZeroMQ has closed it and another file has its descriptor."""
+        """Shut a connection down, unless ZeroMQ has closed it and another file has its
+        descriptor.
+        """
         with suppress(OSError), ExitStack() as stack:
             copy = os.dup(descriptor)  # which stays the same file
             stack.callback(os.close, copy)

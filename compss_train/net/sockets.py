@@ -1,12 +1,12 @@
 """ZeroMQ sockets for servers and clients, which cannot be used without the token.
 
-The token is the secret that the programs of a fit share. It is never sent: both ends of a connection derive keys
-from it, and prove to each other that they have them before anything else is exchanged. docs/trust.md says who
-needs which token.
+The token is the secret that the programs of a fit share. It is never sent: both ends of a
+connection derive keys from it, and prove to each other that they have them before anything else is
+exchanged. docs/trust.md says who needs which token.
 
-Over TCP both ends use ZeroMQ's CURVE (CurveZMQ, RFC 26 of ZeroMQ): it authenticates both before anything is routed
-or kept, and encrypts. On one machine a server listens at a socket file in a folder that only its user can open,
-which needs no encryption.
+Over TCP both ends use ZeroMQ's CURVE (CurveZMQ, RFC 26 of ZeroMQ): it authenticates both before
+anything is routed or kept, and encrypts. On one machine a server listens at a socket file in a
+folder that only its user can open, which needs no encryption.
 """
 
 import hmac
@@ -31,20 +31,29 @@ HANDSHAKE_MILLISECONDS = 10_000
 LINGER_MILLISECONDS = 2000
 """How long a client that closes its connection may take to send what is left."""
 HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _END_SECONDS = 1.0
 """How much longer than its messages may take a context may need to end."""
 _MAX_FRAME_BYTES = PIECE + 2**12  # encryption adds some
 _NEVER_MILLISECONDS = 10**9
-"""After which a client would connect again, if it were not closed. With -1 ZeroMQ drops what has arrived, and was
-not received yet, when a connection is lost."""
-_KEEPALIVE = {"TCP_KEEPALIVE": 1, "TCP_KEEPALIVE_IDLE": 10, "TCP_KEEPALIVE_INTVL": 5, "TCP_KEEPALIVE_CNT": 3}
+"""After which a client would connect again, if it were not closed. With -1 ZeroMQ drops what has
+arrived, and was not received yet, when a connection is lost."""
+_KEEPALIVE = {
+    "TCP_KEEPALIVE": 1,
+    "TCP_KEEPALIVE_IDLE": 10,
+    "TCP_KEEPALIVE_INTVL": 5,
+    "TCP_KEEPALIVE_CNT": 3,
+}
 """An idle connection to a node that failed is closed after 25 seconds."""
 
 
 def server_socket(context: Context) -> Socket:
-    """Return a socket that is ready to listen at a socket file; over TCP it needs the keys of a server."""
+    """Return a socket that is ready to listen at a socket file; over TCP it needs the keys of a
+    server.
+    """
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error
     socket.setsockopt(zmq.RCVHWM, 256)
@@ -64,7 +73,8 @@ def client_socket(context: Context, address: str, token: str) -> Socket:
 
 def _socket(context: Context, kind: int) -> Socket:
     socket: Socket = context.socket(kind)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)  # in all, however slowly bytes arrive
+    # In all, however slowly bytes arrive.
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
     for name, value in _KEEPALIVE.items():
         socket.setsockopt(getattr(zmq, name), value)
@@ -72,7 +82,9 @@ def _socket(context: Context, kind: int) -> Socket:
 
 
 def receive_frames(socket: Socket) -> list[zmq.Frame]:
-    """Return the frames of the next message, faster than pyzmq does; raise ``zmq.Again`` if there is none."""
+    """Return the frames of the next message, faster than pyzmq does; raise ``zmq.Again`` if there
+    is none.
+    """
     frames = [socket.recv(zmq.NOBLOCK, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(zmq.NOBLOCK, copy=False))
@@ -80,12 +92,15 @@ def receive_frames(socket: Socket) -> list[zmq.Frame]:
 
 
 def end(context: Context, milliseconds: int) -> None:
-    """Close the sockets of a context, and end it when all that was sent has been transmitted, or after so long.
+    """Close the sockets of a context, and end it when all that was sent has been transmitted, or
+    after so long.
 
-    About once in 4,000 times ZeroMQ 4.3.5 never ends a context whose last connections are being closed; its thread
-    is left behind then.
+    About once in 4,000 times ZeroMQ 4.3.5 never ends a context whose last connections are being
+    closed; its thread is left behind then.
     """
-    thread = threading.Thread(target=context.destroy, args=(milliseconds,), name="end of a context", daemon=True)
+    thread = threading.Thread(
+        target=context.destroy, args=(milliseconds,), name=("end of a context"), daemon=True
+    )
     try:
         thread.start()
     except RuntimeError:  # at the end of a program Python 3.12 starts none
@@ -103,7 +118,8 @@ def check_token(token: Any) -> str:
     """Return the token; raise ``ValueError`` unless it is a string that is not empty."""
     if not isinstance(token, str) or not token:
         raise ValueError(
-            f"token={token!r}: give a secret string that is not empty, such as secrets.token_urlsafe()"
+            f"token={token!r}: give a secret string that is not empty, such as "
+            "secrets.token_urlsafe()"
         )
     return token
 
@@ -119,16 +135,18 @@ def derive_key(token: str, purpose: str) -> bytes:
 def curve_keys(token: str) -> tuple[bytes, bytes]:
     """Return the public and the secret key of a server in ZeroMQ's CURVE handshake, as text in Z85.
 
-    The public key also follows from the token and is not sent: without it, no client can begin a handshake, and
-    without the secret key, nothing can impersonate the server.
+    The public key also follows from the token and is not sent: without it, no client can begin a
+    handshake, and without the secret key, nothing can impersonate the server.
     """
     secret = z85.encode(derive_key(token, "compss-train server"))
     return zmq.curve_public(secret), secret
 
 
 def proof_of(token: str) -> str:
-    """Return what a client's first message says to show that it has the token, where nothing is encrypted.
+    """Return what a client's first message says to show that it has the token, where nothing is
+    encrypted.
 
-    Only programs of the server's user can read it there; it finds clients that have the token of another server.
+    Only programs of the server's user can read it there; it finds clients that have the token of
+    another server.
     """
     return derive_key(token, "compss-train hello").hex()

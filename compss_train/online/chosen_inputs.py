@@ -1,4 +1,6 @@
-"""The inputs that a sampler chooses, in the coordinator: its draws, the table that it sees, and their record."""
+"""The inputs that a sampler chooses, in the coordinator: its draws, the table that it sees, and
+their record.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,17 +26,23 @@ _BATCH = 1024
 
 
 class ChosenInputs(Inputs):
-    """Iterates over the inputs that a sampler chooses, and keeps its table; ``on_draw`` gets the record of each.
+    """Iterates over the inputs that a sampler chooses, and keeps its table; ``on_draw`` gets the
+    record of each.
 
-    Raises ``TypeError`` for an input or a state that no save could hold, and ``ValueError`` if the first draw
-    already returns none.
+    Raises ``TypeError`` for an input or a state that no save could hold, and ``ValueError`` if the
+    first draw already returns none.
     """
 
-    def __init__(self, sampler: InputSampler, predictor: "Predictor", on_draw: Callable[[Record], None]) -> None:
+    def __init__(
+        self, sampler: InputSampler, predictor: "Predictor", on_draw: Callable[[Record], None]
+    ) -> None:
         super().__init__(())
-        self._sampler, self._predictor, self._on_draw = sampler, predictor, on_draw
+        self._sampler = sampler
+        self._predictor = predictor
+        self._on_draw = on_draw
         self._table = SimulationTable(predictor)
-        self._parts: dict[int, dict[int, NDArray[np.float64]]] = {}  # of the reports of each worker, by simulation
+        # Of the reports of each worker, by simulation.
+        self._parts: dict[int, dict[int, NDArray[np.float64]]] = {}
 
     def _next_value(self) -> Any:
         begun = len(self.samples)
@@ -62,18 +70,28 @@ class ChosenInputs(Inputs):
         self._table.set(simulation, complete=samples >= 0)
 
     def report(self, worker: int, rows: NDArray[np.float64]) -> None:
-        """Take in the report of a worker on the losses of its samples; what is of no simulation does not count."""
+        """Take in the report of a worker on the losses of its samples; what is of no simulation
+        does not count.
+        """
         for number, *values in rows.tolist():
             if (row := int(number)) >= len(self._table):
                 continue
             parts = self._parts.setdefault(row, {})
             parts[worker] = np.array(values)
             trained, samples, loss, excess = np.sum([parts[each] for each in sorted(parts)], 0)
-            self._table.set(row, trained=int(trained), loss=loss / samples if samples else np.nan, excess=excess)
+            self._table.set(
+                row, trained=int(trained), loss=loss / samples if samples else np.nan, excess=excess
+            )
 
     def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
-        """Return what ``resume`` needs: also the state of the sampler, its draws, and what was reported of them."""
-        parts = [[row, worker, *values] for row, own in self._parts.items() for worker, values in own.items()]
+        """Return what ``resume`` needs: also the state of the sampler, its draws, and what was
+        reported of them.
+        """
+        parts = [
+            [row, worker, *values]
+            for row, own in self._parts.items()
+            for worker, values in own.items()
+        ]
         return {
             **super().state_dict(incomplete),
             "sampler": self._sampler.state_dict(),
@@ -93,10 +111,13 @@ class ChosenInputs(Inputs):
 
 
 class Predictor:
-    """Predicts with the global parameters and those of the last draws, on the CPU of this process."""
+    """Predicts with the global parameters and those of the last draws, on the CPU of this
+    process.
+    """
 
     def __init__(self, spec: TrainingSpec, pull: Callable[[], params.Parameters]) -> None:
-        self._spec, self._pull = spec, pull
+        self._spec = spec
+        self._pull = pull
         self.copies: list[params.Parameters] = []
         """Those that predict, the newest last."""
         self._pulled = False
@@ -106,7 +127,9 @@ class Predictor:
         self._pulled = False
 
     def __call__(self, x: Any, number: int) -> NDArray[Any]:
-        """Return the outputs of the newest copies, up to a number of them, shape (copies, n, ...)."""
+        """Return the outputs of the newest copies, up to a number of them, shape (copies, n,
+        ...).
+        """
         if not self._pulled:
             self.copies = [*self.copies[1 - COPIES :], self._pull()]
             self._pulled = True
@@ -117,7 +140,9 @@ class Predictor:
     def _predicted(self, copy: params.Parameters, x: Any) -> NDArray[Any]:
         replica = ModelReplica(self._spec, copy, CPU, training=False)
         samples = len(leaves(x)[0])
-        batches = (map_leaves(partial(_rows, start=start), x) for start in range(0, samples, _BATCH))
+        batches = (
+            map_leaves(partial(_rows, start=start), x) for start in range(0, samples, _BATCH)
+        )
         outputs = [replica.predict(replica.transformed(each)) for each in batches]
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise TypeError("table.predict needs a network whose output is one tensor")

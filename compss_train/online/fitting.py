@@ -1,4 +1,5 @@
-"""An online fit: the coordinator's event loop, which keeps workers and simulations running until all is trained.
+"""An online fit: the coordinator's event loop, which keeps workers and simulations running until
+all is trained.
 
 ::
 
@@ -42,7 +43,9 @@ _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
 
 GRACE = 5.0
-"""Seconds for workers to end a fit that stops immediately; they merge once more and send their states."""
+"""Seconds for workers to end a fit that stops immediately; they merge once more and send their
+states.
+"""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,21 +71,31 @@ class OnlineFit(Fit):
     """Its event loop, once it runs."""
 
     def __post_init__(self) -> None:
-        built, sampler = self.session.model.built, self.simulations.sampler
+        built = self.session.model.built
+        sampler = self.simulations.sampler
         if built.lr_schedule is not None:
             raise ValueError(
-                "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
-                "learning rate"
+                "fit_online has no epochs, which a schedule depends on; build without schedule=, "
+                "with a constant learning rate"
             )
-        sweep, given = self.options.buffer.sweep_size, self.simulations.given
-        if sweep is not None and isinstance(given, Sized) and len(given) + self.simulations.senders > sweep:
+        sweep = self.options.buffer.sweep_size
+        given = self.simulations.given
+        if (
+            sweep is not None
+            and isinstance(given, Sized)
+            and len(given) + self.simulations.senders > sweep
+        ):
             raise ValueError(
-                f"sweep_size={sweep}: the study has {len(given) + self.simulations.senders} simulations, one for "
-                "each of inputs= and senders=; give their number"
+                f"sweep_size={sweep}: the study has {len(given) + self.simulations.senders} "
+                "simulations, one for each of inputs= and senders=; give their number"
             )
         if (outer := self.options.merge.outer_optimizer) is not None:
             build_arguments.check_outer_optimizer(outer, built.training_spec.net)
-        if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
+        if (
+            sampler is not None
+            and sampler.needs_losses
+            and built.training_spec.training_step is None
+        ):
             losses.elementwise(built.training_spec.loss)
         self.inputs, self.merge = Inputs(self.simulations.given), self.options.merge
 
@@ -98,7 +111,11 @@ class OnlineFit(Fit):
         with ExitStack() as stack:
             if not isinstance(resume, bool):
                 resume = stack.enter_context(checkpoints.local_copy(resume))
-            checkpoint = None if resume is False else resuming.find_checkpoint(resume, self.callbacks.callbacks)
+            checkpoint = (
+                None
+                if resume is False
+                else resuming.find_checkpoint(resume, self.callbacks.callbacks)
+            )
             if checkpoint is not None:
                 self._go_on_from(checkpoint)
             params.check_finite(model.parameters)
@@ -107,8 +124,9 @@ class OnlineFit(Fit):
                 lost = int((np.array(self.study.simulations["samples"]) == FAILED).sum())
                 more = f"; {lost} of its simulations were given up" if lost else ""
                 warn_user(
-                    f"{model.resumed_from} is the end of its study: nothing is left to train{more}; to train on "
-                    "other inputs give trainer.restore this folder, and fit_online no resume="
+                    f"{model.resumed_from} is the end of its study: nothing is left to "
+                    f"train{more}; to train on other inputs give trainer.restore this folder, "
+                    "and fit_online no resume="
                 )
                 with self.session.fitting(self, None):
                     return
@@ -116,7 +134,8 @@ class OnlineFit(Fit):
 
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
         """Let the trainer and this fit be as they were at a save."""
-        session, sampler = self.session, self.simulations.sampler
+        session = self.session
+        sampler = self.simulations.sampler
         study = saves.check_same_study(checkpoint, self.options, self.simulations, session)
         setting = resuming.setting_of(session)
         resuming.check_trainer(checkpoint, session, setting)
@@ -125,12 +144,16 @@ class OnlineFit(Fit):
         resuming.warn_of_differences(checkpoint, setting, fit="the fit goes on")
         resuming.load(checkpoint[1], session)
         self.callbacks.saved = checkpoint[1].callbacks
-        workers = zip(study.workers, session.state().workers, strict=True)  # options of optimizers may have changed
+        # Options of optimizers may have changed.
+        workers = zip(study.workers, session.state().workers, strict=True)
         self.study = replace(study, workers=[replace(each, state=state) for each, state in workers])
 
     def _train(self) -> None:
-        """Run the event loop; set the model's parameters and history, and the reason why the fit stopped."""
-        session, model = self.session, self.session.model
+        """Run the event loop; set the model's parameters and history, and the reason why the fit
+        stopped.
+        """
+        session = self.session
+        model = self.session.model
         with ExitStack() as outside, session.fitting(self, None), ExitStack() as stack:
             model.averaged = None
             folder = TemporaryFolder()
@@ -142,9 +165,11 @@ class OnlineFit(Fit):
                 loop.run()
                 model.parameters = loop.pull()
                 model.stopped = loop.stopped
-                session.keep(session.states, NOTHING_KEPT)  # what is kept belongs to other parameters
+                # What is kept belongs to other parameters.
+                session.keep(session.states, NOTHING_KEPT)
             except BaseException:
-                with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
+                # The error to raise is that of the fit.
+                with suppress(OSError, RuntimeError, DivergedError):
                     model.parameters = loop.pull(timeout=rounds.MERGE_SECONDS)
                 raise
             finally:
@@ -156,11 +181,14 @@ class OnlineFit(Fit):
         return None if self.loop is None else self.loop.recorder.save
 
     def newest(self) -> params.Parameters | None:
-        """Return the current global parameters, or ``None`` before the parameter server has started."""
+        """Return the current global parameters, or ``None`` before the parameter server has
+        started.
+        """
         return None if self.loop is None else self.loop.pull()
 
     def state(self) -> tuple[params.Parameters | None, TrainingState]:
-        """Return the parameters of the save, if there is one, and the state at the start of the fit.
+        """Return the parameters of the save, if there is one, and the state at the start of the
+        fit.
 
         The workers report their new states in saves, and when the fit ends.
         """
@@ -171,19 +199,26 @@ class OnlineFit(Fit):
 
 
 class EventLoop:
-    """Trains an online fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends.
+    """Trains an online fit, in one thread; ``stack`` frees what it needs, for whatever reason it
+    ends.
 
     Buffers are saved in a ``folder``.
     """
 
     def __init__(self, fit: OnlineFit, stack: ExitStack, folder: Path) -> None:
-        session, simulations, options, study = fit.session, fit.simulations, fit.options, fit.study
+        session = fit.session
+        simulations = fit.simulations
+        options = fit.options
+        study = fit.study
         model = session.model
-        engine, measures = session.engine, model.built.training_spec.measures
-        self._session, self._stopping = session, fit.stopping
+        engine = session.engine
+        measures = model.built.training_spec.measures
+        self._session = session
+        self._stopping = fit.stopping
         self._urgent_since: float | None = None
         self._stopping_since: float | None = None
-        self._options, self._simulations = options, simulations
+        self._options = options
+        self._simulations = simulations
         sampler = simulations.sampler
         self._keeps_saves = any(callback.keeps_state for callback in fit.callbacks.callbacks)
         self._saved = time.monotonic()
@@ -196,7 +231,9 @@ class EventLoop:
         """Why the fit ended before all samples were trained on."""
         self._reserve(simulations, fit.validation)
         saved = None if study is None else study.server
-        self._shared = GlobalParameters(session, model.parameters, options.merge.outer_optimizer, saved)
+        self._shared = GlobalParameters(
+            session, model.parameters, options.merge.outer_optimizer, saved
+        )
         stack.enter_context(self._shared)
         self.pull = self._shared.pull
         """Returns the current global parameters."""
@@ -207,7 +244,8 @@ class EventLoop:
         if fit.validation is not None:
             inference = Inference(session, fit.validation, on_cpu=True, name=VALIDATION)
             evaluation = records.Evaluation(inference, self._server.address, fit.stopping)
-            evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
+            # Finds mismatches before other tasks start.
+            evaluation.start(model.parameters, notify=False)
             evaluation.result(measures)
         self._job = job = worker_task.OnlineJob(
             coordinator=self._server.address,
@@ -224,8 +262,12 @@ class EventLoop:
             lockstep=simulations.lockstep,
         )
         reports = records.Reports(session.num_workers, measures)
-        self.recorder = records.Recorder(model, fit.callbacks, reports, evaluation, self.pull, options.record_every)
-        self._workers = workers.Workers(session, job, reports, folder, () if study is None else study.workers)
+        self.recorder = records.Recorder(
+            model, fit.callbacks, reports, evaluation, self.pull, options.record_every
+        )
+        self._workers = workers.Workers(
+            session, job, reports, folder, () if study is None else study.workers
+        )
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
         self._router.next_number = simulations.first_sender(options.buffer)
         self._inputs = fit.inputs
@@ -246,12 +288,15 @@ class EventLoop:
             self._senders.resume(study.senders)
 
     def _reserve(self, simulations: Simulations, validation: DataSource | None) -> None:
-        """Reserve resources to run workers and simulations at the same time, if possible also evaluations.
+        """Reserve resources to run workers and simulations at the same time, if possible also
+        evaluations.
 
         Without resources of its own an evaluation runs when a simulation has ended.
         """
         session = self._session
-        tasks = [session.resources] * session.num_workers + [simulations.resources] * simulations.slots
+        tasks = [session.resources] * session.num_workers + [
+            simulations.resources
+        ] * simulations.slots
         session.engine.reserve(tasks)
         if validation is not None:
             with suppress(ValueError):
@@ -286,27 +331,43 @@ class EventLoop:
             raise failure
 
     def _failure(self) -> SimulationError | None:
-        """Return the error of a fit without samples or a complete simulation; warn of those given up in others."""
-        counts, names = self._counts(), self._inputs.lost
-        if self.stopped is None and counts["done"] and not (self._runs.any_samples or self._senders.any_samples):
-            return SimulationError(f"{counts['done']} simulations have ended, and none has sent a sample")
-        least, needed = self.recorder.reports.least_received, self._options.buffer.needed
+        """Return the error of a fit without samples or a complete simulation; warn of those given
+        up in others.
+        """
+        counts = self._counts()
+        names = self._inputs.lost
+        if (
+            self.stopped is None
+            and counts["done"]
+            and not (self._runs.any_samples or self._senders.any_samples)
+        ):
+            return SimulationError(
+                f"{counts['done']} simulations have ended, and none has sent a sample"
+            )
+        least = self.recorder.reports.least_received
+        needed = self._options.buffer.needed
         if self.stopped is None and least < needed:
             warn_user(
-                f"a worker has received {least} samples, fewer than the threshold of its buffer, {needed}: it has "
-                "trained only after the last simulation; give a smaller threshold="
+                f"a worker has received {least} samples, fewer than the threshold of its buffer, "
+                f"{needed}: it has trained only after the last simulation; give a smaller "
+                "threshold="
             )
         if not (number := counts["failed"]):
             return None
-        first = self._runs.failure or self._senders.failure or sources.SourceFailure("it was before this program")
-        ended = self._runs.all_ended and self._senders.all_ended  # otherwise workers have max_batches
+        first = (
+            self._runs.failure
+            or self._senders.failure
+            or sources.SourceFailure("it was before this program")
+        )
+        # Otherwise workers have max_batches.
+        ended = self._runs.all_ended and self._senders.all_ended
         if not counts["done"] and ended and self.stopped is None:
             return first.with_reason(f"no simulation is complete, and {number} were given up")
         if number > len(names):
             names = [*names, f"{number - len(names)} more"]
         warn_user(
-            f"{number} of {number + counts['done']} simulations were given up, and samples of them are missing: "
-            f"{', '.join(names)}; the first failure: {first.what}{first.more}"
+            f"{number} of {number + counts['done']} simulations were given up, and samples of "
+            f"them are missing: {', '.join(names)}; the first failure: {first.what}{first.more}"
         )
         return None
 
@@ -318,7 +379,9 @@ class EventLoop:
         return time.monotonic() - self._urgent_since > GRACE
 
     def _handle(self, received: Received) -> None:
-        """Act on a message; refuse a client whose message is malformed. Other errors are those of the fit."""
+        """Act on a message; refuse a client whose message is malformed. Other errors are those of
+        the fit.
+        """
         client, header, arrays = received
         try:
             match client.greeting["role"]:
@@ -330,7 +393,10 @@ class EventLoop:
                         if error.sample is not None:
                             stream, step, name = error.sample
                             source = self._senders.named(stream) or self._runs.named(stream)
-                            error.add_note(f"{name} of time step {step} of {source} has NaN or infinite values.")
+                            error.add_note(
+                                f"{name} of time step {step} of {source} has NaN or "
+                                "infinite values."
+                            )
                         raise
                     if outcome == "died":
                         self._senders.warn_lost_samples(worker)
@@ -362,22 +428,35 @@ class EventLoop:
         self.recorder.update(self._counts(), saving=self._is_due or self._workers.asked is not None)
 
     def _counts(self) -> dict[str, int]:
-        """Return the numbers of running, completed and failed simulations, other programs that send included."""
+        """Return the numbers of running, completed and failed simulations, other programs that send
+        included.
+        """
         senders = self._senders.counts()
         return {name: number + senders[name] for name, number in self._runs.counts().items()}
 
     # Saves
 
     def _saves_before_stop(self) -> bool:
-        """Return whether a save must be made before the workers stop, for which they have ``LONGEST_SAVING``."""
-        if not self._keeps_saves or self._last_save is not None or self._workers.all_done or self._gave_up:
+        """Return whether a save must be made before the workers stop, for which they have
+        ``LONGEST_SAVING``.
+        """
+        if (
+            not self._keeps_saves
+            or self._last_save is not None
+            or self._workers.all_done
+            or self._gave_up
+        ):
             return False
         if self._stopping.urgent:
             self._stopping_since = self._stopping_since or time.monotonic()
-        return self._stopping_since is None or time.monotonic() - self._stopping_since < LONGEST_SAVING
+        return (
+            self._stopping_since is None or time.monotonic() - self._stopping_since < LONGEST_SAVING
+        )
 
     def _save_if_due(self) -> None:
-        """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken part in it."""
+        """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken
+        part in it.
+        """
         stops = self.stopped is not None
         if self._workers.asked is None:
             self._runs.forget_given_up()
@@ -399,15 +478,18 @@ class EventLoop:
         return every is not None and time.monotonic() - self._saved > every
 
     def _complete_save(self, *, stops: bool) -> None:
-        """Complete a save that all workers have taken part in; they go on before their buffers are written.
+        """Complete a save that all workers have taken part in; they go on before their buffers are
+        written.
 
         Nothing else is handled meanwhile, such as the end of a simulation.
         """
         parameters = self.pull() if self._keeps_saves else {}
-        server, waited = self._shared.save() if self._keeps_saves else None, self._workers.seconds_waited
+        server = self._shared.save() if self._keeps_saves else None
+        waited = self._workers.seconds_waited
         if not stops:
             self._workers.go_on()
-        is_stored, self._saved = self._workers.store(), time.monotonic()
+        is_stored = self._workers.store()
+        self._saved = time.monotonic()
         if not is_stored:
             self._gave_up = stops  # a fit that stops does not wait until there is room
             self._workers.go_on()
@@ -422,7 +504,9 @@ class EventLoop:
             self.recorder.add_save(save, self._counts(), waited)
 
     def _cut(self, parameters: params.Parameters, server: dict[str, Any] | None = None) -> Study:
-        """Return the state of everything, of a study that is complete without the content of the ``server``."""
+        """Return the state of everything, of a study that is complete without the content of the
+        ``server``.
+        """
         saved = saves.SavedStudy(
             is_complete=server is None,
             seed=self._job.seed,

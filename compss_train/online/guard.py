@@ -1,8 +1,10 @@
-"""A program that runs a command, and ends all its processes when it ends or when standard input is closed.
+"""A program that runs a command, and ends all its processes when it ends or when standard input is
+closed.
 
-``python -I -S guard.py COMMAND ...``: whoever starts it holds the other end of a pipe to its standard input, which
-the system closes when that process dies, however it dies. It ends as the command did, with its status or by its
-signal. A file of its own, which imports nothing of the package, so that it starts within milliseconds.
+``python -I -S guard.py COMMAND ...``: whoever starts it holds the other end of a pipe to its
+standard input, which the system closes when that process dies, however it dies. It ends as the
+command did, with its status or by its signal. A file of its own, which imports nothing of the
+package, so that it starts within milliseconds.
 """
 
 import ctypes
@@ -16,19 +18,29 @@ from contextlib import suppress
 from pathlib import Path
 
 NAME = "compss-guard"
-"""Its name among the processes of Linux, by which others leave it alone: it ends its own processes."""
+"""Its name among the processes of Linux, by which others leave it alone: it ends its own
+processes.
+"""
 GRACE_SECONDS = 2.0
-"""How long a command may take to end after SIGTERM, as launchers of MPI do, which end ranks on other nodes."""
+"""How long a command may take to end after SIGTERM, as launchers of MPI do, which end ranks on
+other nodes.
+"""
 NOT_STARTED = 127
 """Its status if the command cannot be started, as in shells."""
 TICK = 0.005
 """Seconds between looks at processes that are to end."""
-_SET_PARENT_DEATH_SIGNAL, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
-"""Options of prctl: a child is sent a signal when the thread that made it ends; orphans become children."""
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_NAME = 15
+_SET_CHILD_SUBREAPER = 36
+"""Options of prctl: a child is sent a signal when the thread that made it ends; orphans become
+children.
+"""
 
 
 def processes() -> dict[int, tuple[str, int, int]]:
-    """Return name, parent and session of each process that has not ended; nothing on systems other than Linux."""
+    """Return name, parent and session of each process that has not ended; nothing on systems other
+    than Linux.
+    """
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended meanwhile
@@ -41,9 +53,12 @@ def processes() -> dict[int, tuple[str, int, int]]:
 
 def descendants(process: int) -> list[int]:
     """Return the ids of all descendants of a process, without guards and what they run."""
-    known, found = processes(), [process]
+    known = processes()
+    found = [process]
     for each in found:  # grows while it is iterated over
-        found += [child for child, (name, parent, _) in known.items() if parent == each and name != NAME]
+        found += [
+            child for child, (name, parent, _) in known.items() if parent == each and name != NAME
+        ]
     return found[1:]
 
 
@@ -56,9 +71,12 @@ def main(command: list[str]) -> None:
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, lambda number, _: ended.append(number) if number == signal.SIGTERM else None)
+        signal.signal(
+            number, lambda number, _: ended.append(number) if number == signal.SIGTERM else None
+        )
     ended: list[int] = []
-    guard, child = os.getpid(), os.fork()
+    guard = os.getpid()
+    child = os.fork()
     if not child:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # this process has one thread
         if os.getppid() != guard:  # it was killed before
@@ -84,7 +102,9 @@ def main(command: list[str]) -> None:
 
 
 def _become(command: list[str]) -> None:
-    """Become the command, in a group of its own that can be sent signals, without this program's pipe."""
+    """Become the command, in a group of its own that can be sent signals, without this program's
+    pipe.
+    """
     os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
@@ -96,7 +116,9 @@ def _become(command: list[str]) -> None:
 
 
 def _status_of(child: int) -> int | None:
-    """Collect children that have ended; return the status that ``os.waitpid`` gives for this one, if any."""
+    """Collect children that have ended; return the status that ``os.waitpid`` gives for this one,
+    if any.
+    """
     status = None
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -105,7 +127,9 @@ def _status_of(child: int) -> int | None:
 
 
 def _terminate(child: int) -> int | None:
-    """Send SIGTERM to the command's group, and wait for the command; ``None`` if it does not end soon."""
+    """Send SIGTERM to the command's group, and wait for the command; ``None`` if it does not end
+    soon.
+    """
     with suppress(OSError):
         os.killpg(child, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS

@@ -1,4 +1,6 @@
-"""Samplers of inputs: which simulation to run next, from what the network has learned of the earlier ones."""
+"""Samplers of inputs: which simulation to run next, from what the network has learned of the
+earlier ones.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +25,13 @@ _INPUTS = 0.5
 
 
 class SimulationTable:
-    """The simulations that have begun, one row each in the order of their inputs, and what workers have reported.
+    """The simulations that have begun, one row each in the order of their inputs, and what workers
+    have reported.
 
-    Workers report about every half second, and with ``lockstep`` before each draw. ``predict`` is a function of
-    inputs of the network and of a number of copies of it that returns the outputs of the newest ones: an array
-    whose first axis is the copies, the newest last, and whose second is the inputs.
+    Workers report about every half second, and with ``lockstep`` before each draw. ``predict`` is a
+    function of inputs of the network and of a number of copies of it that returns the outputs of
+    the newest ones: an array whose first axis is the copies, the newest last, and whose second is
+    the inputs.
     """
 
     def __init__(self, predict: Callable[[Any, int], NDArray[Any]] | None = None) -> None:
@@ -56,14 +60,18 @@ class SimulationTable:
 
     @property
     def loss(self) -> NDArray[np.float64]:
-        """The mean over the samples of a simulation of the loss of each when it was trained last; NaN before."""
+        """The mean over the samples of a simulation of the loss of each when it was trained last;
+        NaN before.
+        """
         return self._column("loss")
 
     @property
     def excess(self) -> NDArray[np.float64]:
-        """The sum over the samples of a simulation of how far the loss of each was above the mean of its batch.
+        """The sum over the samples of a simulation of how far the loss of each was above the mean
+        of its batch.
 
-        In standard deviations of the losses in that batch, when the sample was trained last; 0 below the mean.
+        In standard deviations of the losses in that batch, when the sample was trained last; 0
+        below the mean.
         """
         return self._column("excess")
 
@@ -73,14 +81,17 @@ class SimulationTable:
         return column
 
     def predict(self, x: Any, copies: int = 5) -> NDArray[Any]:
-        """Return what the global parameters, and those of the last few calls, make of inputs of the network.
+        """Return what the global parameters, and those of the last few calls, make of inputs of the
+        network.
 
-        ``x`` is a batch as the network gets it, an array or tensor of n samples; the result has the shape
-        (copies, n, ...), the newest last: up to five copies, or fewer if so asked. It is computed in the
-        coordinator, and training does not wait for it.
+        ``x`` is a batch as the network gets it, an array or tensor of n samples; the result has the
+        shape (copies, n, ...), the newest last: up to five copies, or fewer if so asked. It is
+        computed in the coordinator, and training does not wait for it.
         """
         if self._predict is None:
-            raise RuntimeError("this table belongs to no fit, so that there is no network that could predict")
+            raise RuntimeError(
+                "this table belongs to no fit, so that there is no network that could predict"
+            )
         return self._predict(x, copies)
 
     def begin(self, value: Any) -> None:
@@ -92,11 +103,15 @@ class SimulationTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inputs and the columns."""
-        return {"inputs": [*self.inputs], "columns": {name: self._column(name).copy() for name, _ in _COLUMNS}}
+        return {
+            "inputs": [*self.inputs],
+            "columns": {name: self._column(name).copy() for name, _ in _COLUMNS},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace all rows."""
-        self.inputs, columns = [*state["inputs"]], state["columns"]
+        self.inputs = [*state["inputs"]]
+        columns = state["columns"]
         self._rows = np.zeros(max(64, 2 * len(self)), _COLUMNS)
         for name, column in columns.items():
             self._rows[name][: len(self)] = column
@@ -108,16 +123,19 @@ class SimulationTable:
 
 
 class InputSampler(ABC):
-    """Chooses the inputs of simulations one by one, while the network learns: ``Simulations(simulate, sampler)``.
+    """Chooses the inputs of simulations one by one, while the network learns:
+    ``Simulations(simulate, sampler)``.
 
-    It runs in the coordinator, in one thread, and serves one study. Its inputs, and the values of its state, are
-    numbers, text, arrays, and lists, tuples and dicts of them.
+    It runs in the coordinator, in one thread, and serves one study. Its inputs, and the values of
+    its state, are numbers, text, arrays, and lists, tuples and dicts of them.
     """
 
     needs_losses: bool = True
     """Whether the loss of each sample is computed, for ``table.loss`` and ``table.excess``."""
     origin: str = ""
-    """How the last input was chosen, in a word: records have it, and reports colour inputs by it."""
+    """How the last input was chosen, in a word: records have it, and reports colour inputs by
+    it.
+    """
 
     @abstractmethod
     def next(self, table: SimulationTable) -> Any:
@@ -133,7 +151,8 @@ class InputSampler(ABC):
 
 
 class BoxSampler(InputSampler):
-    """A sampler of ``number`` inputs in a box: a number for each parameter, in an array, or in a dict with names.
+    """A sampler of ``number`` inputs in a box: a number for each parameter, in an array, or in a
+    dict with names.
 
     ``choose`` returns the next input in coordinates from 0 to 1; ``begun`` has the earlier ones.
     """
@@ -145,10 +164,13 @@ class BoxSampler(InputSampler):
             self._low, self._high = np.array(pairs, np.float64).reshape(len(pairs), 2).T
         except (TypeError, ValueError):
             self._low = self._high = np.zeros(0)
-        if not len(self._low) or not np.all(np.isfinite(self._high - self._low) & (self._low < self._high)):
+        if not len(self._low) or not np.all(
+            np.isfinite(self._high - self._low) & (self._low < self._high)
+        ):
             raise ValueError(
-                f"bounds={bounds!r}: give the smallest and the largest value of each parameter, as in [(0, 1), "
-                "(100, 500)] or {'width': (0, 1)}, two finite numbers, the second one larger"
+                f"bounds={bounds!r}: give the smallest and the largest value of each parameter, "
+                "as in [(0, 1), (100, 500)] or {'width': (0, 1)}, two finite numbers, the second "
+                "one larger"
             )
         pairs = np.stack([self._low, self._high], 1).tolist()
         self._bounds = pairs if self._names is None else dict(zip(self._names, pairs, strict=True))
@@ -169,8 +191,8 @@ class BoxSampler(InputSampler):
         """
         if self.drawn != len(table):
             raise ValueError(
-                f"{type(self).__name__} has drawn {self.drawn} inputs, and {len(table)} simulations of this study "
-                "have begun: make a new sampler for each fit"
+                f"{type(self).__name__} has drawn {self.drawn} inputs, and {len(table)} "
+                "simulations of this study have begun: make a new sampler for each fit"
             )
         if self.drawn == self.number:
             return None
@@ -179,8 +201,11 @@ class BoxSampler(InputSampler):
         return value
 
     def values(self, points: NDArray[np.float64]) -> list[Any]:
-        """Return inputs of simulations, in their bounds, from rows of coordinates between 0 and 1."""
-        rows = np.clip(self._low + points * (self._high - self._low), self._low, self._high)  # rounding
+        """Return inputs of simulations, in their bounds, from rows of coordinates between 0 and
+        1.
+        """
+        # Rounding.
+        rows = np.clip(self._low + points * (self._high - self._low), self._low, self._high)
         if self._names is None:
             return [*rows]
         return [dict(zip(self._names, row, strict=True)) for row in rows.tolist()]
@@ -190,53 +215,68 @@ class BoxSampler(InputSampler):
         """Return the next input in coordinates from 0 to 1, and set ``origin``."""
 
     def begun(self, table: SimulationTable) -> NDArray[np.float64]:
-        """Return the inputs of the simulations that have begun, shape (simulations, parameters), from 0 to 1."""
+        """Return the inputs of the simulations that have begun, shape (simulations, parameters),
+        from 0 to 1.
+        """
         rows = [[*each.values()] if isinstance(each, dict) else each for each in table.inputs]
-        return (np.array(rows, np.float64).reshape(-1, self.parameters) - self._low) / (self._high - self._low)
+        return (np.array(rows, np.float64).reshape(-1, self.parameters) - self._low) / (
+            self._high - self._low
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the bounds, the number of inputs drawn and the state of the random numbers."""
-        return {"bounds": self._bounds, "drawn": self.drawn, "random": self.random.bit_generator.state}
+        return {
+            "bounds": self._bounds,
+            "drawn": self.drawn,
+            "random": self.random.bit_generator.state,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that ``state_dict`` returned; raise ``ValueError`` for one with other bounds."""
+        """Go on from a state that ``state_dict`` returned; raise ``ValueError`` for one with other
+        bounds.
+        """
         if state["bounds"] != self._bounds:
             raise ValueError(
-                f"bounds={self._bounds}: the inputs drawn so far have bounds={state['bounds']}; give these, or "
-                "begin a new study"
+                f"bounds={self._bounds}: the inputs drawn so far have bounds={state['bounds']}; "
+                "give these, or begin a new study"
             )
         self.drawn, self.random.bit_generator.state = state["drawn"], state["random"]
 
 
 class SpacedInputs(BoxSampler):
-    """Inputs that are far from earlier ones in what the network makes of them, less far where the loss is high.
+    """Inputs that are far from earlier ones in what the network makes of them, less far where the
+    loss is high.
 
-    The place of an input is what the network predicts for some samples of its simulation, and with half the weight
-    the input itself. Each simulation that has begun has a cluster: those of some uniform candidates whose places
-    are nearest to its own. The next input is, in the cluster with the largest sum of squared distances, the
-    candidate that is farthest away. Distances are multiplied by a power of the loss expected at the candidate, a
-    quadratic function of the input, which ridge regression fits to the logarithms of the losses of the simulations.
-    The first ten inputs are a scrambled Sobol sequence.
+    The place of an input is what the network predicts for some samples of its simulation, and with
+    half the weight the input itself. Each simulation that has begun has a cluster: those of some
+    uniform candidates whose places are nearest to its own. The next input is, in the cluster with
+    the largest sum of squared distances, the candidate that is farthest away. Distances are
+    multiplied by a power of the loss expected at the candidate, a quadratic function of the input,
+    which ridge regression fits to the logarithms of the losses of the simulations. The first ten
+    inputs are a scrambled Sobol sequence.
 
     Parameters
     ----------
     bounds:
-        The smallest and the largest value of each parameter: pairs, or a dict of pairs by name, which makes dicts.
+        The smallest and the largest value of each parameter: pairs, or a dict of pairs by name,
+        which makes dicts.
     number:
         Number of simulations of the study.
     network_inputs:
-        Function of an input that returns a few inputs of the network that its simulation has, k rows in an array or
-        a tensor: the x of some of its samples, which need not be simulated, as at three times.
+        Function of an input that returns a few inputs of the network that its simulation has, k
+        rows in an array or a tensor: the x of some of its samples, which need not be simulated, as
+        at three times.
     power:
         Power of the expected loss; by default 0.3. With 0 no losses of samples are computed.
     candidates:
-        Number of candidates for each input. The outputs of all of them and of all simulations are held at a time.
+        Number of candidates for each input. The outputs of all of them and of all simulations are
+        held at a time.
     seed:
         Seed of the random numbers.
 
-    Raises ``ValueError`` and ``TypeError`` for other values. Source: largest cluster maximum distance (Holzmüller
-    et al., "A Framework and Benchmark for Deep Batch Active Learning for Regression", JMLR 24, 2023); there on
-    features and without losses, and for batches of inputs.
+    Raises ``ValueError`` and ``TypeError`` for other values. Source: largest cluster maximum
+    distance (Holzmüller et al., "A Framework and Benchmark for Deep Batch Active Learning for
+    Regression", JMLR 24, 2023); there on features and without losses, and for batches of inputs.
     """
 
     def __init__(
@@ -252,13 +292,17 @@ class SpacedInputs(BoxSampler):
         super().__init__(bounds, number, seed)
         if not callable(network_inputs):
             raise TypeError(
-                f"network_inputs={network_inputs!r}: give a function that returns, for an input of a simulation, a "
-                "few inputs of the network, shape (k, ...)"
+                f"network_inputs={network_inputs!r}: give a function that returns, for an input "
+                "of a simulation, a few inputs of the network, shape (k, ...)"
             )
         if not 0 <= power < np.inf:
-            raise ValueError(f"power={power!r}: give a number of at least 0, the power of the expected loss")
-        self._network_inputs, self._power = network_inputs, power
-        self._candidates, self.needs_losses = check_count("candidates", candidates), power > 0
+            raise ValueError(
+                f"power={power!r}: give a number of at least 0, the power of the expected loss"
+            )
+        self._network_inputs = network_inputs
+        self._power = power
+        self._candidates = check_count("candidates", candidates)
+        self.needs_losses = power > 0
         self._rows: list[NDArray[Any]] = []  # of the network, for each simulation begun
         sequence = SobolEngine(self.parameters, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
         self._first: NDArray[np.float64] = sequence.draw(_LEAST, dtype=torch.float64).numpy()
@@ -268,7 +312,8 @@ class SpacedInputs(BoxSampler):
         self.origin = "first"
         if self.drawn < _LEAST:
             return np.asarray(self._first[self.drawn], np.float64)
-        candidates, begun = self.random.uniform(size=(self._candidates, self.parameters)), self.begun(table)
+        candidates = self.random.uniform(size=(self._candidates, self.parameters))
+        begun = self.begun(table)
         for value in table.inputs[len(self._rows) :]:
             self._rows.append(np.asarray(self._network_inputs(value)))
         rows = [np.asarray(self._network_inputs(value)) for value in self.values(candidates)]
@@ -276,10 +321,14 @@ class SpacedInputs(BoxSampler):
         outputs = torch.from_numpy(outputs).reshape(len(rows) + len(begun), -1)
         centred = outputs - outputs.mean(0)
         size = centred.square().sum(1).mean().sqrt().clamp_min(torch.finfo(outputs.dtype).tiny)
-        box = torch.from_numpy(np.concatenate([candidates, begun])) * (_INPUTS * (12 / self.parameters) ** 0.5)
+        box = torch.from_numpy(np.concatenate([candidates, begun])) * (
+            _INPUTS * (12 / self.parameters) ** 0.5
+        )
         places = torch.cat([centred / size, box], 1)
-        new, old = places[: len(rows)], places[len(rows) :]
-        apart = torch.cdist(new, old, compute_mode="donot_use_mm_for_euclid_dist")  # exact for small distances
+        new = places[: len(rows)]
+        old = places[len(rows) :]
+        # Exact for small distances.
+        apart = torch.cdist(new, old, compute_mode="donot_use_mm_for_euclid_dist")
         smallest, nearest = (each.numpy() for each in apart.min(1))
         distances = smallest**2
         known = table.loss > 0  # not before it was trained
@@ -293,21 +342,28 @@ class SpacedInputs(BoxSampler):
         return best
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of inputs drawn, the state of the random numbers and the first inputs."""
+        """Return the number of inputs drawn, the state of the random numbers and the first
+        inputs.
+        """
         return {**super().state_dict(), "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state that ``state_dict`` returned."""
         super().load_state_dict(state)
-        self._first, self._rows = state["first"], []
+        self._first = state["first"]
+        self._rows = []
 
 
-def _expected(points: NDArray[np.float64], values: NDArray[Any], at: NDArray[np.float64]) -> NDArray[np.float64]:
+def _expected(
+    points: NDArray[np.float64], values: NDArray[Any], at: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return a quadratic function, fitted to values at points by ridge regression, at other points.
 
-    It is at most 2 above the largest value: losses are not believed to be more than e² times the known ones.
+    It is at most 2 above the largest value: losses are not believed to be more than e² times the
+    known ones.
     """
-    features, mean = _quadratic(points), values.mean()
+    features = _quadratic(points)
+    mean = values.mean()
     normal = features.T @ features + _RIDGE * np.eye(features.shape[1])
     weights = np.linalg.solve(normal, features.T @ (values - mean))
     fitted: NDArray[np.float64] = np.minimum(_quadratic(at) @ weights + mean, values.max() + 2)

@@ -1,4 +1,6 @@
-"""The inputs of the simulations of a study, in order: what has begun, what is complete, and what comes next."""
+"""The inputs of the simulations of a study, in order: what has begun, what is complete, and what
+comes next.
+"""
 
 import hashlib
 import json
@@ -11,17 +13,22 @@ import torch
 
 from compss_train.model.saved_state import sha256_of, to_json
 
-BEGUN, FAILED = -1, -2
-"""In place of a number of samples: of a simulation that is not complete, and of one that was given up."""
+BEGUN = -1
+FAILED = -2
+"""In place of a number of samples: of a simulation that is not complete, and of one that was given
+up.
+"""
 
 SHOWN = 5
 """How many simulations a message names."""
 
 
 class Inputs:
-    """Iterates over inputs, and knows what has become of the simulation of each; simulations count from 0.
+    """Iterates over inputs, and knows what has become of the simulation of each; simulations count
+    from 0.
 
-    Inputs are not stored. A study that continues iterates over them again: ``resume`` compares their hashes.
+    Inputs are not stored. A study that continues iterates over them again: ``resume`` compares
+    their hashes.
     """
 
     def __init__(self, inputs: Iterable[Any]) -> None:
@@ -32,7 +39,8 @@ class Inputs:
         """The simulations of an earlier program that are to run again, with their inputs."""
         self.lost: list[str] = []
         """What messages call the first simulations that were given up, at most ``SHOWN``."""
-        self.samples, self._hashes = array("q"), array("q")
+        self.samples = array("q")
+        self._hashes = array("q")
         """By simulation: its number of samples once it is complete, and its input's hash."""
 
     def next(self) -> tuple[int, Any]:
@@ -46,7 +54,9 @@ class Inputs:
         return next(self._iterator)
 
     def end(self, simulation: int, samples: int) -> None:
-        """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is given up."""
+        """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is
+        given up.
+        """
         before, self.samples[simulation] = self.samples[simulation], samples
         self.done += (samples >= 0) - (before >= 0)
         self.failed += (samples == FAILED) - (before == FAILED)
@@ -58,13 +68,16 @@ class Inputs:
             self.lost.append(f"simulation {simulation} of input {shown(value)}")
 
     def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
-        """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in the save."""
+        """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in
+        the save.
+        """
         samples = np.array(self.samples, np.int64)
         samples[list(incomplete)] = BEGUN
         return {"samples": samples, "hashes": np.array(self._hashes)}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Iterate over the inputs of the simulations that have begun, which ``state_dict`` describes.
+        """Iterate over the inputs of the simulations that have begun, which ``state_dict``
+        describes.
 
         Raises ``ValueError`` for other inputs.
         """
@@ -73,13 +86,13 @@ class Inputs:
                 simulation, value = self.next()
             except StopIteration:
                 raise ValueError(
-                    f"inputs= has {len(self.samples)} items, but {len(saved['samples'])} simulations of the "
-                    "study have begun; give the same inputs, in the same order"
+                    f"inputs= has {len(self.samples)} items, but {len(saved['samples'])} "
+                    "simulations of the study have begun; give the same inputs, in the same order"
                 ) from None
             if known != self._hashes[-1]:
                 raise ValueError(
-                    f"the input of simulation {simulation} was another one than {shown(value)}; give the same "
-                    "inputs, in the same order, or begin a new study"
+                    f"the input of simulation {simulation} was another one than {shown(value)}; "
+                    "give the same inputs, in the same order, or begin a new study"
                 )
             self.end(simulation, int(samples))
             if samples == FAILED:
@@ -89,7 +102,8 @@ class Inputs:
 
 
 def hash_of(value: Any) -> int:
-    """Return a hash of numbers, text, arrays and tensors, also in lists, tuples and dicts; 0 for anything else.
+    """Return a hash of numbers, text, arrays and tensors, also in lists, tuples and dicts; 0 for
+    anything else.
 
     It is the same in another process.
     """
@@ -99,7 +113,12 @@ def hash_of(value: Any) -> int:
         arrays = sha256_of({name: tensor.numpy() for name, tensor in tensors.items()})
     except (TypeError, RecursionError):
         return 0
-    return int.from_bytes(hashlib.sha256(f"{text} {arrays}".encode()).digest()[:8], "little", signed=True) or 1
+    return (
+        int.from_bytes(
+            hashlib.sha256(f"{text} {arrays}".encode()).digest()[:8], "little", signed=True
+        )
+        or 1
+    )
 
 
 def shown(value: Any) -> str:

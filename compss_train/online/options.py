@@ -1,4 +1,6 @@
-"""What a user chooses for an online fit, checked before any task starts: what sends samples, and how to train."""
+"""What a user chooses for an online fit, checked before any task starts: what sends samples, and
+how to train.
+"""
 
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
@@ -21,36 +23,38 @@ Pairing = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Simulations:
-    """What sends samples while ``fit_online`` trains: simulations that it runs, other programs, or both.
+    """What sends samples while ``fit_online`` trains: simulations that it runs, other programs, or
+    both.
 
     Parameters
     ----------
     simulate:
-        A generator function of one input that yields samples: (x, y), or (step, x, y) if the buffer pairs time
-        steps, or x alone for autoencoders. It runs in another process, and may run again. Or a ``Solver``, which
-        runs an executable. ``None`` if only ``senders`` send.
+        A generator function of one input that yields samples: (x, y), or (step, x, y) if the buffer
+        pairs time steps, or x alone for autoencoders. It runs in another process, and may run
+        again. Or a ``Solver``, which runs an executable. ``None`` if only ``senders`` send.
     inputs:
-        The inputs, one per simulation: a list, or an iterator, which may be endless, or an ``InputSampler``, which
-        chooses them while the network learns. The coordinator requests the next one when a simulation has ended,
-        and waits for it.
+        The inputs, one per simulation: a list, or an iterator, which may be endless, or an
+        ``InputSampler``, which chooses them while the network learns. The coordinator requests the
+        next one when a simulation has ended, and waits for it.
     count:
         Number of simulations that run at the same time; 1 by default.
     retries:
-        How often a simulation that raised an exception, hung or died may run again; 2 by default. Samples that have
-        arrived are not sent again. After that the simulation is skipped, with a warning; after a ``NameError``,
-        ``TypeError`` and other mistakes of a program at once.
+        How often a simulation that raised an exception, hung or died may run again; 2 by default.
+        Samples that have arrived are not sent again. After that the simulation is skipped, with a
+        warning; after a ``NameError``, ``TypeError`` and other mistakes of a program at once.
     timeout:
         Maximum seconds between two samples of a simulation; ``None`` (default) for no limit.
     pairing:
-        For a SimPairedReservoir: a function that makes (x, y) from two batches of ``TimeStep``, the earlier and the
-        later ones.
+        For a SimPairedReservoir: a function that makes (x, y) from two batches of ``TimeStep``, the
+        earlier and the later ones.
     lockstep:
-        With an ``InputSampler``: choose an input when the workers have trained and reported every full batch of
-        what had arrived, so that two runs choose the same inputs (with one worker, one simulation at a time and
-        FIFO). By default workers train on while a simulation starts, and the newest table is used.
+        With an ``InputSampler``: choose an input when the workers have trained and reported every
+        full batch of what had arrived, so that two runs choose the same inputs (with one worker,
+        one simulation at a time and FIFO). By default workers train on while a simulation starts,
+        and the newest table is used.
     senders, address, token:
-        Number of other programs that will send samples with ``SampleSender``, to this address (``tcp://HOST:PORT``)
-        and with this token. By default there are none.
+        Number of other programs that will send samples with ``SampleSender``, to this address
+        (``tcp://HOST:PORT``) and with this token. By default there are none.
 
     Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
@@ -83,13 +87,17 @@ class Simulations:
 
     @property
     def given(self) -> Iterable[Any]:
-        """The inputs that are given: none if a sampler chooses them, or only other programs send."""
+        """The inputs that are given: none if a sampler chooses them, or only other programs
+        send.
+        """
         return iter(()) if isinstance(self.inputs, InputSampler) else self.inputs
 
     @property
     def resources(self) -> Resources:
         """The resources of one simulation."""
-        return Resources(cpus=self.simulate.cpus if isinstance(self.simulate, Solver) else 1, own_process=True)
+        return Resources(
+            cpus=self.simulate.cpus if isinstance(self.simulate, Solver) else 1, own_process=True
+        )
 
     def first_sender(self, buffer: BufferSpec) -> int:
         """Return the number of the first sender's stream, above those of all simulations."""
@@ -109,21 +117,29 @@ class Simulations:
 
     def _check_simulate(self) -> None:
         if self.simulate is not None and not callable(self.simulate):
-            raise TypeError(f"simulate={self.simulate!r}: give a function of an input that yields samples (x, y)")
+            raise TypeError(
+                f"simulate={self.simulate!r}: give a function of an input that "
+                "yields samples (x, y)"
+            )
         if self.simulate is None and not self.senders:
-            raise ValueError("simulate=None with senders=0: give simulate= or senders=, the sources of samples")
+            raise ValueError(
+                "simulate=None with senders=0: give simulate= or senders=, the sources of samples"
+            )
         if self.sampler is None and not isinstance(self.inputs, Iterable):
             raise TypeError(
-                f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation, or an InputSampler"
+                f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation, "
+                "or an InputSampler"
             )
         if self.lockstep and self.sampler is None:
             raise ValueError(
-                f"lockstep={self.lockstep!r} with inputs= of type {type(self.inputs).__name__}: only an "
-                "InputSampler depends on training; leave it out"
+                f"lockstep={self.lockstep!r} with inputs= of type {type(self.inputs).__name__}: "
+                "only an InputSampler depends on training; leave it out"
             )
         is_empty = isinstance(self.inputs, Sized) and not len(self.inputs)
         if self.simulate is None and not is_empty:
-            raise ValueError("inputs= without simulate=: give the function that is called with each input")
+            raise ValueError(
+                "inputs= without simulate=: give the function that is called with each input"
+            )
         if self.simulate is not None and is_empty:
             raise ValueError("inputs= is empty: give at least one input of simulate=")
         if isinstance(self.simulate, Solver) and isinstance(self.given, Sized) and len(self.given):
@@ -131,16 +147,22 @@ class Simulations:
 
     def _check_senders(self) -> None:
         if self.senders and self.address is None:
-            raise ValueError(f"senders={self.senders} need an address= to send to, such as tcp://127.0.0.1:5555")
+            raise ValueError(
+                f"senders={self.senders} need an address= to send to, such as tcp://127.0.0.1:5555"
+            )
         if self.address is not None:
             host_and_port(self.address)
             if not isinstance(self.token, str) or not self.token:
-                raise ValueError(f"token={self.token!r}: address= needs a non-empty string that senders present")
+                raise ValueError(
+                    f"token={self.token!r}: address= needs a non-empty string that senders present"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOptions:
-    """Options of ``DistributedTrainer.fit_online`` that its workers need; its docstring explains them."""
+    """Options of ``DistributedTrainer.fit_online`` that its workers need; its docstring explains
+    them.
+    """
 
     buffer: BufferSpec
     batch_size: int
@@ -160,11 +182,14 @@ class OnlineOptions:
         if self.checkpoint_every is not None:
             check_seconds("checkpoint_every", self.checkpoint_every)
         if not isinstance(self.buffer, BufferSpec):
-            raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('Reservoir', 4096)")
+            raise TypeError(
+                f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('Reservoir', 4096)"
+            )
         if self.buffer.pairs != (self.pairing is not None):
             raise ValueError(
-                f"pairing={self.pairing!r} with a {self.buffer.kind}: a SimPairedReservoir requires pairing=, "
-                "a function of two batches of time steps that returns (x, y); other buffers do not accept it"
+                f"pairing={self.pairing!r} with a {self.buffer.kind}: a SimPairedReservoir "
+                "requires pairing=, a function of two batches of time steps that returns (x, y); "
+                "other buffers do not accept it"
             )
         self.buffer.check(self.batch_size)
 
@@ -180,19 +205,25 @@ def pairing_of(simulations: object) -> Pairing | None:
 
 
 def online_merge(merge: MergeLike) -> Merge:
-    """Return the merge of an online fit, with all its options; raise ``ValueError`` for what it does not have."""
+    """Return the merge of an online fit, with all its options; raise ``ValueError`` for what it
+    does not have.
+    """
     given = Merge.of(merge)
     if given.kind not in (None, "parameter_server") or given.unit not in (None, "batches"):
         raise ValueError(
-            f"merge={given!r}: fit_online merges through a parameter server, every few batches: give "
-            "Merge(every=...), whose kind is 'parameter_server' and whose unit is 'batches'"
+            f"merge={given!r}: fit_online merges through a parameter server, every few batches: "
+            "give Merge(every=...), whose kind is 'parameter_server' and whose unit is 'batches'"
         )
     if callable(given.every):
-        raise ValueError(f"merge={given!r}: fit_online has no epochs that every= could depend on; give a number")
+        raise ValueError(
+            f"merge={given!r}: fit_online has no epochs that every= could depend on; give a number"
+        )
     if given.optimizer_state not in (None, "keep", "reset"):
         raise ValueError(
-            f"optimizer_state={given.optimizer_state!r}: choose 'keep', which continues with the workers' "
-            "optimizers of the last fit, or 'reset'"
+            f"optimizer_state={given.optimizer_state!r}: choose 'keep', which continues with the "
+            "workers' optimizers of the last fit, or 'reset'"
         )
-    defaults = Merge("parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted")
+    defaults = Merge(
+        "parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted"
+    )
     return given.with_defaults(defaults)

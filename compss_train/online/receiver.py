@@ -27,9 +27,13 @@ from compss_train.online.stream import number_in
 
 _LOG = logging.getLogger(__name__)
 NUMBERS = "simulation and step"
-"""The key of the samples' numbers, int64 of shape (n, 2), in a buffer that does not pair; of data they are x, y."""
+"""The key of the samples' numbers, int64 of shape (n, 2), in a buffer that does not pair; of data
+they are x, y.
+"""
 _TICK = 0.05
-"""Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""
+"""Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other
+one.
+"""
 _MESSAGES = 256
 """Maximum number of messages received before samples are put."""
 _BURST_SAMPLES = 64
@@ -37,7 +41,9 @@ _BURST_BYTES = 2**20
 """Maximum number of samples that are put at once, and their approximate maximum size."""
 _MAX_AHEAD = 256
 _BYTES_AHEAD = 2**22
-"""How many samples of a sender may be on their way or wait here, and their approximate size; at least two."""
+"""How many samples of a sender may be on their way or wait here, and their approximate size; at
+least two.
+"""
 
 
 @dataclass(eq=False)
@@ -58,9 +64,10 @@ class _Sender:
 class Receiver(Closable):
     """Listens for streams of samples and puts each sample into the buffer exactly once.
 
-    A sender may only send as many samples as it has credit for, and gets more when its samples are in the buffer:
-    it waits while the buffer is full. ``offsets`` holds by stream number one more than the number of the last
-    sample that the buffer has received. ``address`` is as for ``serve``.
+    A sender may only send as many samples as it has credit for, and gets more when its samples are
+    in the buffer: it waits while the buffer is full. ``offsets`` holds by stream number one more
+    than the number of the last sample that the buffer has received. ``address`` is as for
+    ``serve``.
     """
 
     def __init__(
@@ -72,18 +79,24 @@ class Receiver(Closable):
         paired: bool,
         offsets: Mapping[int, int] | None = None,
     ) -> None:
-        self._buffer, self._paired = buffer, paired
+        self._buffer = buffer
+        self._paired = paired
         self._offsets = dict(offsets or {})
         self.failed: Exception | None = None
         """An error that no sample has caused, such as one that has ended the thread."""
         self.not_finite: tuple[int, int, str] | None = None
-        """Simulation and step of the first sample that has NaN or infinite values, and ``"x"`` or ``"y"``."""
-        self.holds_ends = False
-        """Whether ends of streams wait for their answers: a save is being made that may lack their last samples.
-
-        Set before ``snapshot`` until all workers go on, it makes complete streams complete in the save, too.
+        """Simulation and step of the first sample that has NaN or infinite values, and ``"x"`` or
+        ``"y"``.
         """
-        self._putting, self._turn = threading.Lock(), threading.Lock()
+        self.holds_ends = False
+        """Whether ends of streams wait for their answers: a save is being made that may lack their
+        last samples.
+
+        Set before ``snapshot`` until all workers go on, it makes complete streams complete in the
+        save, too.
+        """
+        self._putting = threading.Lock()
+        self._turn = threading.Lock()
         self._senders: dict[Client, _Sender] = {}
         self._ahead = 1  # until the size of a sample is known
         self._ending = threading.Event()
@@ -101,7 +114,9 @@ class Receiver(Closable):
                 while not self._closed.is_set():
                     self._receive_and_put()
             except BaseException as error:  # senders notice when their connections are closed
-                _LOG.critical("the thread that receives samples at %s has died", self.url, exc_info=error)
+                _LOG.critical(
+                    "the thread that receives samples at %s has died", self.url, exc_info=error
+                )
                 self.failed = RuntimeError(
                     f"the thread that receives samples has died: {type(error).__name__}: {error}"
                 )
@@ -130,10 +145,14 @@ class Receiver(Closable):
         except Exception as error:
             self._reject(client, error)
 
-    def _receive(self, client: Client, sender: _Sender | None, header: Header, arrays: list[ReceivedArray]) -> None:
+    def _receive(
+        self, client: Client, sender: _Sender | None, header: Header, arrays: list[ReceivedArray]
+    ) -> None:
         if sender is None:
             sender = self._senders[client] = _Sender(number_in(header, "stream"))
-            client.send({"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)})
+            client.send(
+                {"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)}
+            )
         elif sender.refused:
             return
         elif sender.waiting and "end" in sender.waiting[-1][0]:
@@ -153,7 +172,9 @@ class Receiver(Closable):
             self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, _size(arrays))))
 
     def _grant(self, sender: _Sender) -> int:
-        """Give a sender credit for as many samples as may be ahead; return how many more these are."""
+        """Give a sender credit for as many samples as may be ahead; return how many more these
+        are.
+        """
         more = max(0, self._ahead - sender.credit - len(sender.waiting))
         sender.credit += more
         return more
@@ -173,7 +194,9 @@ class Receiver(Closable):
         return bool(sender.waiting) and not (self.holds_ends and "end" in sender.waiting[0][0])
 
     def _put_waiting(self) -> None:
-        """Put a burst of each sender while there is room; a sender that had its turn moves to the end."""
+        """Put a burst of each sender while there is room; a sender that had its turn moves to the
+        end.
+        """
         for client, sender in list(self._senders.items()):
             if not self._has_turn(sender):
                 if sender.gone and not sender.waiting:
@@ -184,7 +207,9 @@ class Receiver(Closable):
                 return
 
     def _put_burst(self, client: Client, sender: _Sender) -> bool:
-        """Put the next samples of a sender; return whether there was room for any, or its stream has ended."""
+        """Put the next samples of a sender; return whether there was room for any, or its stream
+        has ended.
+        """
         if "end" in sender.waiting[0][0]:
             sender.waiting.popleft()
             sender.ended = True
@@ -193,12 +218,16 @@ class Receiver(Closable):
         try:
             put = self._put(sender.stream, _next_burst(sender.waiting))
         except Exception as error:
-            fatal = isinstance(error, BufferFullError | MemoryError) and not isinstance(error, ReceptionOverError)
+            fatal = isinstance(error, BufferFullError | MemoryError) and not isinstance(
+                error, ReceptionOverError
+            )
             if fatal:
                 self.failed = error  # the next sample would fail in the same way
                 self._reject(client, error)
             else:
-                client.send({"error": shortened(str(error)), "sample": sender.waiting[0][0]["sample"]})
+                client.send(
+                    {"error": shortened(str(error)), "sample": sender.waiting[0][0]["sample"]}
+                )
                 sender.ended = sender.refused = True
                 sender.waiting.clear()
             return False
@@ -209,12 +238,15 @@ class Receiver(Closable):
         return put > 0
 
     def _put(self, stream: int, burst: list[Message]) -> int:
-        """Put samples, except those that an earlier connection has delivered; return how many are done with."""
+        """Put samples, except those that an earlier connection has delivered; return how many are
+        done with.
+        """
         offset = self._offsets.get(stream, 0)
         new = [message for message in burst if message[0]["sample"] >= offset]
         if self._discarding.is_set() or not new:
             return len(burst)
-        samples, put = self._stack(stream, new), len(new)
+        samples = self._stack(stream, new)
+        put = len(new)
         with self._turn:  # a snapshot that waits comes first
             pass
         with self._putting:
@@ -224,8 +256,9 @@ class Receiver(Closable):
                 put = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):
                     raise MessageError(
-                        f"sample {new[0][0]['sample']} has {_described(error.given)}, where samples before it have "
-                        f"{_described(error.others)}; all samples of a study need one shape and dtype"
+                        f"sample {new[0][0]['sample']} has {_described(error.given)}, where "
+                        f"samples before it have {_described(error.others)}; all samples of a "
+                        "study need one shape and dtype"
                     ) from None
                 if isinstance(error, ReceptionOverError):
                     if not self._discarding.is_set():
@@ -239,21 +272,29 @@ class Receiver(Closable):
 
     def _stack(self, stream: int, messages: list[Message]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""
-        columns = tuple(stacked(column) for column in zip(*(arrays for _, arrays in messages), strict=True))
+        columns = tuple(
+            stacked(column) for column in zip(*(arrays for _, arrays in messages), strict=True)
+        )
         steps = np.array([header["step"] for header, _ in messages], np.int64)
         simulations = np.full_like(steps, stream)
         for name, column in zip("xy", columns, strict=False) if self.not_finite is None else ():
-            # Not an error: it may stand for what is missing. The sum of finite values may be infinite.
+            # Not an error: it may stand for what is missing. The sum of finite values may be
+            # infinite.
             if column.is_floating_point() and not column.sum().isfinite():
                 finite = column.isfinite().reshape(len(column), -1).all(1).tolist()
                 if False in finite:
                     self.not_finite = stream, int(steps[finite.index(False)]), name
         if self._paired:
             return TimeStep(simulations, steps, columns)
-        return {NUMBERS: np.stack([simulations, steps], 1), **dict(zip("xy", columns, strict=False))}
+        return {
+            NUMBERS: np.stack([simulations, steps], 1),
+            **dict(zip("xy", columns, strict=False)),
+        }
 
     def snapshot(self) -> tuple[dict[str, Any], dict[int, int]]:
-        """Return the buffer's state and the offsets that belong to it, consistent with each other."""
+        """Return the buffer's state and the offsets that belong to it, consistent with each
+        other.
+        """
         with self._turn, self._putting:
             return self._buffer.state_dict(), dict(self._offsets)
 
@@ -280,7 +321,8 @@ def _next_burst(waiting: Iterable[Message]) -> list[Message]:
     for message in itertools.islice(waiting, _BURST_SAMPLES):
         layout = [array.layout for array in message[1]]
         if not burst:
-            first, room = layout, _BURST_BYTES
+            first = layout
+            room = _BURST_BYTES
         room -= _size(message[1])
         if "end" in message[0] or layout != first or (burst and room < 0):
             break
@@ -291,7 +333,9 @@ def _next_burst(waiting: Iterable[Message]) -> list[Message]:
 def _described(sample: Any) -> str:
     """Return the shapes of x and y, of the leaves that a buffer knows a sample by."""
     parts = sample.items() if isinstance(sample, dict) else zip("xy", sample, strict=False)
-    return ", ".join(f"{name}: {str(leaf).partition(' of ')[2]}" for name, leaf in parts if name in "xy")
+    return ", ".join(
+        f"{name}: {str(leaf).partition(' of ')[2]}" for name, leaf in parts if name in "xy"
+    )
 
 
 def _size(arrays: list[ReceivedArray]) -> int:

@@ -1,4 +1,6 @@
-"""Records of an online fit: the workers' reports, aggregated, and validation while training continues."""
+"""Records of an online fit: the workers' reports, aggregated, and validation while training
+continues.
+"""
 
 import itertools
 import time
@@ -44,18 +46,24 @@ class _Unrecorded:
 
     def state_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
-        reports, held_back = ([each.__getstate__() for each in own] for own in (self.reports, self.held_back))
+        reports, held_back = (
+            [each.__getstate__() for each in own] for own in (self.reports, self.held_back)
+        )
         return {**vars(self), "reports": reports, "held_back": held_back}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
         """Return it from ``state_dict``."""
-        reports, held_back = ([WorkerReport(**each) for each in state[name]] for name in ("reports", "held_back"))
+        reports, held_back = (
+            [WorkerReport(**each) for each in state[name]] for name in ("reports", "held_back")
+        )
         return cls(**{**state, "reports": reports, "held_back": held_back})
 
 
 class Reports:
-    """The workers' reports and the inputs drawn since the last record, and the last known state of each buffer."""
+    """The workers' reports and the inputs drawn since the last record, and the last known state of
+    each buffer.
+    """
 
     def __init__(self, num_workers: int, measures: Measures) -> None:
         self.measures = measures
@@ -122,15 +130,24 @@ class Reports:
         return min(buffer.put for buffer in self._buffers)
 
     def is_due(self, seconds: float) -> bool:
-        """Return True if there are reports to record and the last record is at least ``seconds`` old."""
-        return time.perf_counter() - self._recorded >= seconds and any(own.reports for own in self._unrecorded)
+        """Return True if there are reports to record and the last record is at least ``seconds``
+        old.
+        """
+        return time.perf_counter() - self._recorded >= seconds and any(
+            own.reports for own in self._unrecorded
+        )
 
     def record(self, number: int, simulations: dict[str, int], *, final: bool = False) -> Record:
-        """Return a record of the reports since the last one; of all remaining ones if it is ``final``."""
+        """Return a record of the reports since the last one; of all remaining ones if it is
+        ``final``.
+        """
         now = time.perf_counter()
-        seconds, self._recorded = now - self._recorded, now
+        seconds = now - self._recorded
+        self._recorded = now
         self._last = unrecorded, drawn = self._unrecorded, self._drawn
-        self._unrecorded = [_Unrecorded(held_back=[] if final else own.held_back) for own in unrecorded]
+        self._unrecorded = [
+            _Unrecorded(held_back=[] if final else own.held_back) for own in unrecorded
+        ]
         self._drawn = []
         reports = [[*own.reports, *own.held_back] if final else own.reports for own in unrecorded]
         merged = list(itertools.chain.from_iterable(reports))
@@ -171,20 +188,25 @@ class Reports:
 
 
 def _counts(reports: Sequence[WorkerReport]) -> dict[str, int]:
-    return {name: sum(getattr(report, name) for report in reports) for name in ("samples", "batches")}
+    return {
+        name: sum(getattr(report, name) for report in reports) for name in ("samples", "batches")
+    }
 
 
 class Evaluation:
     """Evaluates parameters on held-out samples in tasks, one evaluation at a time."""
 
     def __init__(self, inference: Inference, coordinator: Address, stopping: Stopping) -> None:
-        self._inference, self._coordinator, self._stopping = inference, coordinator, stopping
+        self._inference = inference
+        self._coordinator = coordinator
+        self._stopping = stopping
         self._owned: list[Ref] = []
         self._sums: list[Ref] = []
         self._known_problems: set[str] = set()
 
     def start(self, parameters: Parameters, *, notify: bool = True) -> None:
-        """Submit the evaluation of these parameters; with ``notify`` its completion will be noticed.
+        """Submit the evaluation of these parameters; with ``notify`` its completion will be
+        noticed.
 
         Engines that do not know what has arrived need a message for that, from another task.
         """
@@ -192,7 +214,9 @@ class Evaluation:
         self._owned = [engine.publish(parameters)]
         self._sums = self._inference.evaluate(self._owned[0])
         if notify and not engine.traits.interruptible:
-            self._owned.append(engine.submit(notify_evaluated, list(self._sums), self._coordinator, priority=True))
+            self._owned.append(
+                engine.submit(notify_evaluated, list(self._sums), self._coordinator, priority=True)
+            )
 
     @property
     def is_ready(self) -> bool:
@@ -211,7 +235,8 @@ class Evaluation:
                     return None
             sums = [*itertools.chain.from_iterable(engine.fetch(self._sums, small=True))]
         finally:
-            self._owned, self._sums = [], []
+            self._owned = []
+            self._sums = []
         warn_of_problems(sums, self._known_problems)
         return measures.values(sums, "val_")
 
@@ -227,7 +252,9 @@ def notify_evaluated(sums: Sequence[Measured], coordinator: Address) -> None:
 
 
 class Recorder:
-    """Adds a record to the model's history every ``interval`` seconds, with its validation when that is ready."""
+    """Adds a record to the model's history every ``interval`` seconds, with its validation when
+    that is ready.
+    """
 
     def __init__(
         self,
@@ -238,8 +265,12 @@ class Recorder:
         pull: Callable[[], Parameters],
         interval: float,
     ) -> None:
-        self._model, self._callbacks, self._pull, self._interval = model, callbacks, pull, interval
-        self.reports, self.evaluation = reports, evaluation
+        self._model = model
+        self._callbacks = callbacks
+        self._pull = pull
+        self._interval = interval
+        self.reports = reports
+        self.evaluation = evaluation
         self._number = len(model.history)
         """Of the next record."""
         self._pending: Record | None = None
@@ -256,7 +287,8 @@ class Recorder:
     def update(self, simulations: dict[str, int], *, saving: bool = False) -> None:
         """Complete the pending record if its validation is ready; make the next one if it is due.
 
-        If a fit is ``saving``, or about to, none begins to wait for its validation: the save makes the next one.
+        If a fit is ``saving``, or about to, none begins to wait for its validation: the save makes
+        the next one.
         """
         if self._pending is not None and self.evaluation is not None and self.evaluation.is_ready:
             self.complete()
@@ -270,7 +302,8 @@ class Recorder:
             self._emit(record, save)
         else:
             self.evaluation.start(self._pull() if save is None else save.parameters)
-            self._pending, self._pending_save = record, save
+            self._pending = record
+            self._pending_save = save
 
     @property
     def is_idle(self) -> bool:
@@ -278,7 +311,8 @@ class Recorder:
         return self._pending is None
 
     def add_save(self, save: Study, simulations: dict[str, int], seconds: float) -> None:
-        """Make a record of what was reported until a save, for which workers have waited so many ``seconds``.
+        """Make a record of what was reported until a save, for which workers have waited so many
+        ``seconds``.
 
         No other record may wait for its validation.
         """
@@ -287,18 +321,25 @@ class Recorder:
         self._begin(record, save)
 
     def complete(self) -> None:
-        """Complete the pending record, if any, by its validation; wait for that unless it is ready."""
-        record, evaluation = self._pending, self.evaluation
+        """Complete the pending record, if any, by its validation; wait for that unless it is
+        ready.
+        """
+        record = self._pending
+        evaluation = self.evaluation
         if record is None or evaluation is None:
             return
-        save, self._pending, self._pending_save = self._pending_save, None, None
+        save = self._pending_save
+        self._pending = None
+        self._pending_save = None
         if (validation := evaluation.result(self.reports.measures)) is not None:
             self._emit(record | validation, save)
         else:  # callbacks expect validation in every record
             self.reports.put_back()
 
     def drop_save(self) -> None:
-        """Make the pending record, if any, without its save: a newer one will replace the buffers' files."""
+        """Make the pending record, if any, without its save: a newer one will replace the buffers'
+        files.
+        """
         self._pending_save = None
 
     def keep(self, save: Study) -> None:
@@ -316,8 +357,12 @@ class Recorder:
         self._number += 1
         self.start()
 
-    def finish(self, simulations: dict[str, int], repetitions: list[int], save: Study | None = None) -> None:
-        """Complete the pending record, and make a final one of all remaining reports, of the last save if any."""
+    def finish(
+        self, simulations: dict[str, int], repetitions: list[int], save: Study | None = None
+    ) -> None:
+        """Complete the pending record, and make a final one of all remaining reports, of the last
+        save if any.
+        """
         self.complete()
         record = self.reports.record(self._number, simulations, final=True)
         self.save = save

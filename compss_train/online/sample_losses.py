@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 class SampleLosses:
     """The newest loss of each sample that a worker has trained, by simulation.
 
-    A report has totals of all that is known of a simulation, so that it does not depend on when it is made. Losses
-    stay on their device until then. Of samples that do not come again only sums are kept.
+    A report has totals of all that is known of a simulation, so that it does not depend on when it
+    is made. Losses stay on their device until then. Of samples that do not come again only sums are
+    kept.
 
     Excess is how far a loss is above the mean of its batch, in standard deviations
     of the batch. A pair of time steps counts once, as its earlier step.
@@ -21,31 +22,44 @@ class SampleLosses:
     def __init__(self, saved: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._new: list[tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]] = []
         self._changed = none = np.zeros(0, np.int64)
-        saved = saved or {"simulations": none, "totals": np.zeros((0, 4)), "samples": none.reshape(0, 2)}
-        self._simulations, self._totals = saved["simulations"], saved["totals"]
-        """In order, and for each how many samples were trained, and of those that do not come again the number and
-        the sums of loss and excess."""
-        self._samples, self._values = saved["samples"], saved.get("values", np.zeros((0, 2)))
+        saved = saved or {
+            "simulations": none,
+            "totals": np.zeros((0, 4)),
+            "samples": none.reshape(0, 2),
+        }
+        self._simulations = saved["simulations"]
+        self._totals = saved["totals"]
+        """In order, and for each how many samples were trained, and of those that do not come again
+        the number and the sums of loss and excess."""
+        self._samples = saved["samples"]
+        self._values = saved.get("values", np.zeros((0, 2)))
         """Simulation and step of the others, in order, and the newest loss and excess of each."""
 
-    def add(self, losses: torch.Tensor, simulations: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+    def add(
+        self, losses: torch.Tensor, simulations: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> None:
         """Add the losses of a batch; those of shape (n, 2) are of pairs. NaN does not count."""
         if simulations.ndim == 2:
-            simulations, steps = simulations[:, 0], steps[:, 0]
+            simulations = simulations[:, 0]
+            steps = steps[:, 0]
         self._new.append((losses, simulations, steps))
 
     def report(self) -> NDArray[np.float64]:
         """Return a row for each simulation that was trained since the last report.
 
-        Its number, how often its samples were trained on, how many have a loss, and the sums of loss and excess.
+        Its number, how often its samples were trained on, how many have a loss, and the sums of
+        loss and excess.
         """
         self._absorb()
-        changed, self._changed = self._changed, self._changed[:0]
+        changed = self._changed
+        self._changed = self._changed[:0]
         rows = (self._totals + self._sums(slice(None)))[np.searchsorted(self._simulations, changed)]
         return np.column_stack([changed, rows])
 
     def settle(self, held: NDArray[np.int64]) -> None:
-        """Keep of samples only sums, but of those that may come again: simulations and steps, shape (n, 2)."""
+        """Keep of samples only sums, but of those that may come again: simulations and steps, shape
+        (n, 2).
+        """
         self._absorb()
         order, is_first = _sorted(np.concatenate([self._samples, held]))
         ranks = np.cumsum(is_first)[np.argsort(order)]
@@ -55,12 +69,15 @@ class SampleLosses:
 
     def _sums(self, part: Any) -> NDArray[np.float64]:
         """Return what a part of the samples adds to the totals of each simulation."""
-        rows, size = np.searchsorted(self._simulations, self._samples[part, 0]), len(self._simulations)
+        rows = np.searchsorted(self._simulations, self._samples[part, 0])
+        size = len(self._simulations)
         columns = [np.bincount(rows, each, size) for each in (None, *self._values[part].T)]
         return np.stack([np.zeros(size), *columns], 1)
 
     def _absorb(self) -> None:
-        """Take new losses into account; saves hold the arrays that were, so that these do not change."""
+        """Take new losses into account; saves hold the arrays that were, so that these do not
+        change.
+        """
         if not self._new:
             return
         losses, *numbers = zip(*self._new, strict=True)
@@ -79,7 +96,10 @@ class SampleLosses:
         samples = np.concatenate([samples[counted], self._samples])
         order, is_first = _sorted(samples)
         newest = order[is_first]
-        self._samples, self._values = samples[newest], np.concatenate([pairs[counted], self._values])[newest]
+        self._samples, self._values = (
+            samples[newest],
+            np.concatenate([pairs[counted], self._values])[newest],
+        )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return all that is known, as arrays."""
@@ -89,7 +109,9 @@ class SampleLosses:
 
 
 def _sorted(samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the order of rows, stable where they are equal, and which of them are the first of equal ones."""
+    """Return the order of rows, stable where they are equal, and which of them are the first of
+    equal ones.
+    """
     order = np.lexsort(samples.T[::-1])
     ordered = samples[order]
     return order, np.append(True, (ordered[1:] != ordered[:-1]).any(1))[: len(order)]
@@ -97,9 +119,12 @@ def _sorted(samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.b
 
 def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the excess of each loss; batches of these sizes follow one another."""
-    counted, starts = np.isfinite(losses), np.cumsum(sizes) - sizes
+    counted = np.isfinite(losses)
+    starts = np.cumsum(sizes) - sizes
     numbers = np.maximum(np.add.reduceat(counted, starts, dtype=np.float64), 1)
     means = np.add.reduceat(np.where(counted, losses, 0), starts) / numbers
     above = np.where(counted, losses - np.repeat(means, sizes), 0)
     spreads = np.repeat(np.sqrt(np.add.reduceat(above**2, starts) / numbers), sizes)
-    return np.asarray(np.maximum(0.0, np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0)))
+    return np.asarray(
+        np.maximum(0.0, np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0))
+    )

@@ -1,8 +1,8 @@
 """Saves of a study, and whether another fit may go on from one.
 
-A save is one cut: at a merge that is due anyway every worker stops, and goes on when the coordinator has the parts
-of all of them. A fit that goes on from it trains none of their samples again, and repeats only simulations of which
-workers lack samples.
+A save is one cut: at a merge that is due anyway every worker stops, and goes on when the
+coordinator has the parts of all of them. A fit that goes on from it trains none of their samples
+again, and repeats only simulations of which workers lack samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,11 +75,17 @@ class SavedStudy:
             content={**vars(self), "workers": workers},
             parameters=parameters,
             workers=tuple(each.state for each in self.workers),
-            files={buffer_file(n): each.buffer for n, each in enumerate(self.workers) if each.buffer is not None},
+            files={
+                buffer_file(n): each.buffer
+                for n, each in enumerate(self.workers)
+                if each.buffer is not None
+            },
         )
 
     @classmethod
-    def of(cls, content: Mapping[str, Any], states: Sequence[WorkerState], files: Mapping[str, Path]) -> Self:
+    def of(
+        cls, content: Mapping[str, Any], states: Sequence[WorkerState], files: Mapping[str, Path]
+    ) -> Self:
         """Return it from the content of a checkpoint, its states of workers, and its files."""
         workers = [
             SavedWorker(
@@ -94,19 +100,28 @@ class SavedStudy:
         return cls(**{**content, "workers": workers})
 
 
-def described_options(options: OnlineOptions, simulations: Simulations, session: Session) -> dict[str, Any]:
-    """Return what must be the same when a study goes on: its options, who chooses inputs, and its objective."""
+def described_options(
+    options: OnlineOptions, simulations: Simulations, session: Session
+) -> dict[str, Any]:
+    """Return what must be the same when a study goes on: its options, who chooses inputs, and its
+    objective.
+    """
     sampler = simulations.sampler
     told: dict[str, Any] = {
         "num_workers": session.num_workers,
-        "the number of the first sender": simulations.first_sender(options.buffer) if simulations.senders else None,
+        "the number of the first sender": simulations.first_sender(options.buffer)
+        if simulations.senders
+        else None,
         "inputs": "given" if sampler is None else type(sampler).__name__,
         "class_weight": description.described(session.model.built.training_spec.class_weight),
     }
     for each in fields(options):
         value = getattr(options, each.name)
         if each.name in ("buffer", "merge"):
-            told |= {f"{each.name}.{name}": description.described(part) for name, part in vars(value).items()}
+            told |= {
+                f"{each.name}.{name}": description.described(part)
+                for name, part in vars(value).items()
+            }
         elif each.name not in CHANGEABLE:
             told[each.name] = description.described(value)
     return told | dict(session.model.built.objective)
@@ -115,12 +130,17 @@ def described_options(options: OnlineOptions, simulations: Simulations, session:
 def check_same_study(
     checkpoint: Checkpoint, options: OnlineOptions, simulations: Simulations, session: Session
 ) -> SavedStudy:
-    """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other options."""
+    """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other
+    options.
+    """
     path, snapshot = checkpoint
     if snapshot.study is None:
         method = "fit" if snapshot.progress is not None else "trainer.restore"
-        raise ValueError(f"{path} is not a save of fit_online, so it cannot be resumed; use {method}")
-    before, now = snapshot.study["options"], described_options(options, simulations, session)
+        raise ValueError(
+            f"{path} is not a save of fit_online, so it cannot be resumed; use {method}"
+        )
+    before = snapshot.study["options"]
+    now = described_options(options, simulations, session)
     differences = [
         f"{name} was {before.get(name)}, and is {now.get(name)}"
         for name in {**now, **before}
@@ -128,7 +148,7 @@ def check_same_study(
     ]
     if differences:
         raise ValueError(
-            f"{path} is a save of another study: {'; '.join(differences[:5])}. Give the same options to go on, or "
-            "begin a new study with its parameters by trainer.restore"
+            f"{path} is a save of another study: {'; '.join(differences[:5])}. Give the same "
+            "options to go on, or begin a new study with its parameters by trainer.restore"
         )
     return SavedStudy.of(snapshot.study, snapshot.workers, snapshot.files)

@@ -34,17 +34,20 @@ _PACKAGE = str(Path(__file__).parents[1])
 _END = object()
 _TICK = 0.25
 _GRACE = 2.0
-"""Seconds that a simulation has to end by itself after training has ended, or to report that it hangs."""
+"""Seconds that a simulation has to end by itself after training has ended, or to report that it
+hangs.
+"""
 
 
 def simulate_and_send(
     simulate: bytes, value: bytes, number: int, coordinator: Address, timeout: float | None
 ) -> None:
-    """Run a simulation and report its outcome to the coordinator; its exceptions are reported, not raised.
+    """Run a simulation and report its outcome to the coordinator; its exceptions are reported, not
+    raised.
 
-    ``simulate`` and its input are pickled, so that errors of unpickling are also reported. ``timeout`` is the
-    maximum number of seconds per sample; after it the process ends. Returns immediately if the coordinator is gone
-    or does not accept the simulation.
+    ``simulate`` and its input are pickled, so that errors of unpickling are also reported.
+    ``timeout`` is the maximum number of seconds per sample; after it the process ends. Returns
+    immediately if the coordinator is gone or does not accept the simulation.
     """
     greeting = {"role": "simulation", "number": number}
     with suppress(OSError), Stream(coordinator, greeting, _interrupt) as stream:
@@ -62,16 +65,28 @@ def simulate_and_send(
                 return
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
-            failed, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
-            stream.notify({"failed": shortened(failed), "traceback": shortened(text), **_judged(error, stream)})
+            failed = f"{type(error).__name__}: {error}"
+            text = calls.task_traceback(error)
+            stream.notify(
+                {
+                    "failed": shortened(failed),
+                    "traceback": shortened(text),
+                    **_judged(error, stream),
+                }
+            )
 
 
 def _judged(error: BaseException, stream: Stream) -> Header:
-    """Return what the coordinator decides by: where it failed, after how many samples, and if it would again."""
+    """Return what the coordinator decides by: where it failed, after how many samples, and if it
+    would again.
+    """
     [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)
     file = frame.f_code.co_filename
-    # A ValueError of this package is one about samples, or about inputs that a command has no place for.
-    repeats = isinstance(error, _MISTAKES) or (isinstance(error, ValueError) and file.startswith(_PACKAGE))
+    # A ValueError of this package is one about samples, or about inputs that a command has no place
+    # for.
+    repeats = isinstance(error, _MISTAKES) or (
+        isinstance(error, ValueError) and file.startswith(_PACKAGE)
+    )
     place = shortened(f"{type(error).__name__} at {file}:{line}")
     return {"place": place, "sent": stream.sent, "repeats": repeats, "rejected": stream.rejected}
 
@@ -87,13 +102,20 @@ def _interrupt(reason: str) -> None:
 def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog") -> None:
     """Send all samples; the watchdog times their computation, not the wait until they are sent."""
     with watchdog.computing(IMPORT_SECONDS):
-        function, argument = pickle.loads(simulate), pickle.loads(value)
+        function = pickle.loads(simulate)
+        argument = pickle.loads(value)
     with watchdog.computing():
         made = function(argument)
         # One sample would be iterated over as if its arrays, or their rows, were samples.
         single = isinstance(made, tuple) and not all(isinstance(sample, tuple) for sample in made)
-        if single or not isinstance(made, Iterable) or isinstance(made, np.ndarray | torch.Tensor | Mapping | str):
-            raise TypeError(f"the simulation returned {type(made).__name__}; write `yield x, y` for each sample")
+        if (
+            single
+            or not isinstance(made, Iterable)
+            or isinstance(made, np.ndarray | torch.Tensor | Mapping | str)
+        ):
+            raise TypeError(
+                f"the simulation returned {type(made).__name__}; write `yield x, y` for each sample"
+            )
         samples = iter(made)
     try:
         while True:
@@ -117,25 +139,36 @@ def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
         raise TypeError("the simulation yielded a dict; a sample is (x, y), two arrays")
     if len(parts) == 3:
         if np.ndim(parts[0]):
-            raise TypeError("the simulation yielded an array first of three; a sample is (step, x, y)")
+            raise TypeError(
+                "the simulation yielded an array first of three; a sample is (step, x, y)"
+            )
         if (step := int(parts[0])) != parts[0]:
-            raise ValueError(f"the simulation yielded the time step {parts[0]!r}; give its number, an integer")
+            raise ValueError(
+                f"the simulation yielded the time step {parts[0]!r}; give its number, an integer"
+            )
         return as_sample(parts[1:]), step
     if len(parts) not in (1, 2) or stream.paired:
-        expected = "(step, x, y), as the buffer pairs time steps" if stream.paired else "(x, y), or (step, x, y)"
+        expected = (
+            "(step, x, y), as the buffer pairs time steps"
+            if stream.paired
+            else ("(x, y), or (step, x, y)")
+        )
         raise TypeError(f"the simulation yielded a tuple of {len(parts)}; a sample is {expected}")
     return as_sample(parts), None
 
 
 class Watchdog(Closable):
-    """Ends the process if the main thread's ``computing()`` takes longer than ``timeout`` seconds, if any.
+    """Ends the process if the main thread's ``computing()`` takes longer than ``timeout`` seconds,
+    if any.
 
-    It also ends the process if the simulation continues after training has ended. Programs that the process has
-    started are killed with it: nothing else interrupts a solver in native code. The engine starts another process.
+    It also ends the process if the simulation continues after training has ended. Programs that the
+    process has started are killed with it: nothing else interrupts a solver in native code. The
+    engine starts another process.
     """
 
     def __init__(self, stream: Stream, timeout: float | None) -> None:
-        self._stream, self._timeout = stream, timeout
+        self._stream = stream
+        self._timeout = timeout
         self._limit = 0.0
         """The timeout in force."""
         self._deadline: float | None = None
@@ -183,7 +216,9 @@ class Watchdog(Closable):
 
 
 def end_process(code: int = 1) -> None:
-    """Kill all descendants of this process, then exit immediately; those of guards then end as well."""
+    """Kill all descendants of this process, then exit immediately; those of guards then end as
+    well.
+    """
     for child in descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)

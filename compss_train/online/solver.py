@@ -1,4 +1,6 @@
-"""Solvers as they are: ``Solver`` runs an executable for each input, and makes samples of its fields."""
+"""Solvers as they are: ``Solver`` runs an executable for each input, and makes samples of its
+fields.
+"""
 
 import os
 import secrets
@@ -24,15 +26,17 @@ VARIABLE = "COMPSS_TRAIN_SOLVER"
 """The environment variable with the address for the solver."""
 _HOST_FILES = {"PBS_NODEFILE", "OAR_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"}
 _NOT_CONNECTED = (
-    "ended with status 0 and has not connected: does it call compss_train_init, and does its launcher export "
-    f"{VARIABLE} (mpirun -x {VARIABLE})?"
+    "ended with status 0 and has not connected: does it call compss_train_init, and does its "
+    f"launcher export {VARIABLE} (mpirun -x {VARIABLE})?"
 )
 _MAX_PATH = 100
 """Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
 _TICK = 0.05
 _HELLO_SECONDS = 5.0
 _END_SECONDS = 10.0
-"""How long a program may take to end after its rank 0 has disconnected without the end that it should have sent."""
+"""How long a program may take to end after its rank 0 has disconnected without the end that it
+should have sent.
+"""
 
 
 class SteppedX(NamedTuple):
@@ -44,30 +48,33 @@ class SteppedX(NamedTuple):
 
 @dataclass(frozen=True)
 class Solver:
-    """A ``simulate`` of ``Simulations`` that runs an executable, which sends its fields with ``compss_train.h``.
+    """A ``simulate`` of ``Simulations`` that runs an executable, which sends its fields with
+    ``compss_train.h``.
 
     Parameters
     ----------
     command:
-        The executable and its arguments, such as ``["mpirun", "-n", "2", "./heat", "{0}", "{name}"]``. ``{0}`` is
-        the first item of an input that is a sequence, ``{name}`` a key of one that is a dict, ``{}`` a single
-        value; without any of these, inputs are ``None``. Numbers are written in full, as Python's ``repr`` does;
-        ``{0:.3f}`` formats one, ``{{`` is a brace.
+        The executable and its arguments, such as ``["mpirun", "-n", "2", "./heat", "{0}",
+        "{name}"]``. ``{0}`` is the first item of an input that is a sequence, ``{name}`` a key of
+        one that is a dict, ``{}`` a single value; without any of these, inputs are ``None``.
+        Numbers are written in full, as Python's ``repr`` does; ``{0:.3f}`` formats one, ``{{`` is a
+        brace.
     sample:
-        A function of the input, the number of the time step, counted from 0, and a dict of its fields: arrays of
-        float64 by name, those of MPI ranks put together in the order of ranks, with texts sent with them in its
-        attribute ``metadata``. It returns (x, y), or x alone, or ``None`` to leave the time step out. It runs in
-        another process.
+        A function of the input, the number of the time step, counted from 0, and a dict of its
+        fields: arrays of float64 by name, those of MPI ranks put together in the order of ranks,
+        with texts sent with them in its attribute ``metadata``. It returns (x, y), or x alone, or
+        ``None`` to leave the time step out. It runs in another process.
     cpus:
         How many cores a run takes, 1 by default; they are reserved with the engine.
     environment:
         Variables to set for the executable besides those of the process that starts it.
 
-    The executable runs in the folder in which the program made this object. It connects to the address in
-    ``COMPSS_TRAIN_SOLVER``: a socket file, or TCP with a token in a job on several nodes and with
-    ``environment={"COMPSS_TRAIN_SOLVER": "tcp"}``. It has failed, and runs again as any simulation, if it ends
-    otherwise than with ``compss_train_finalize`` and exit status 0, or sends what makes a sample with NaN or
-    infinite values; the warning has its last lines of output. All its processes end with the task that runs it.
+    The executable runs in the folder in which the program made this object. It connects to the
+    address in ``COMPSS_TRAIN_SOLVER``: a socket file, or TCP with a token in a job on several nodes
+    and with ``environment={"COMPSS_TRAIN_SOLVER": "tcp"}``. It has failed, and runs again as any
+    simulation, if it ends otherwise than with ``compss_train_finalize`` and exit status 0, or sends
+    what makes a sample with NaN or infinite values; the warning has its last lines of output. All
+    its processes end with the task that runs it.
 
     Raises ``ValueError`` and ``TypeError`` for other arguments.
     """
@@ -80,32 +87,48 @@ class Solver:
     """Where the executable runs."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.command, str | bytes) or not isinstance(self.command, Sequence) or not self.command:
-            raise TypeError(f"command={self.command!r}: give a list of an executable and its arguments")
+        if (
+            isinstance(self.command, str | bytes)
+            or not isinstance(self.command, Sequence)
+            or not self.command
+        ):
+            raise TypeError(
+                f"command={self.command!r}: give a list of an executable and its arguments"
+            )
         texts = [*self.command, *(self.environment or {}), *(self.environment or {}).values()]
         if bad := [each for each in texts if not isinstance(each, str | os.PathLike)]:
-            raise TypeError(f"command= and environment= have texts only, not {bad[0]!r}; inputs are written {{0}}")
+            raise TypeError(
+                f"command= and environment= have texts only, not {bad[0]!r}; inputs "
+                "are written {0}"
+            )
         if not callable(self.sample):
-            raise TypeError(f"sample={self.sample!r}: give a function of (input, step, fields) that returns (x, y)")
+            raise TypeError(
+                f"sample={self.sample!r}: give a function of (input, step, fields) "
+                "that returns (x, y)"
+            )
         check_count("cpus", self.cpus)
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the command for an input; raise ``ValueError`` if it does not fit, or nothing of it is read."""
+        """Return the command for an input; raise ``ValueError`` if it does not fit, or nothing of
+        it is read.
+        """
         texts = [os.fspath(argument) for argument in self.command]
         arguments = [_filled(text, value) for text in texts]
         named = (name for text in texts for _, name, *_ in string.Formatter().parse(text))
         if value is not None and all(name is None for name in named):
             raise ValueError(
-                f"command={texts!r} reads nothing of its inputs: write {{}} where the value is to stand, {{0}} for "
-                "the first item or {name} for a key; a solver that reads nothing has inputs of None"
+                f"command={texts!r} reads nothing of its inputs: write {{}} where the value is "
+                "to stand, {0} for the first item or {name} for a key; a solver that reads "
+                "nothing has inputs of None"
             )
         return arguments
 
     def __call__(self, value: Any) -> Iterator[Any]:
-        """Run the executable for an input, and yield its samples: (time step, x, y), or x with its step.
+        """Run the executable for an input, and yield its samples: (time step, x, y), or x with its
+        step.
 
-        Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and ``ValueError`` if
-        the command does not fit the input.
+        Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and
+        ``ValueError`` if the command does not fit the input.
         """
         command = self.arguments(value)
         own = self.environment or {}
@@ -118,10 +141,14 @@ class Solver:
                     continue
                 parts = sample if isinstance(sample, tuple) else (sample,)
                 if len(parts) not in (1, 2):
-                    raise TypeError(f"sample= returned a tuple of {len(parts)}; it returns (x, y), x, or None")
+                    raise TypeError(
+                        f"sample= returned a tuple of {len(parts)}; it returns (x, y), x, or None"
+                    )
                 for name, part in zip("xy", parts, strict=False):
                     if not _is_finite(part):
-                        raise process.failure(f"sent time step {step}, whose {name} has NaN or infinite values")
+                        raise process.failure(
+                            f"sent time step {step}, whose {name} has NaN or infinite values"
+                        )
                 yield (step, *parts) if len(parts) == 2 else SteppedX(step, *parts)
 
 
@@ -129,8 +156,18 @@ def _filled(argument: str, value: Any) -> str:
     """Return an argument of the command with parts of an input in place of the braces."""
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         value = value.tolist()
-    items = [] if isinstance(value, Mapping) else list(value) if isinstance(value, list | tuple) else [value]
-    named = {str(name): _plain(each) for name, each in value.items()} if isinstance(value, Mapping) else {}
+    items = (
+        []
+        if isinstance(value, Mapping)
+        else list(value)
+        if isinstance(value, list | tuple)
+        else [value]
+    )
+    named = (
+        {str(name): _plain(each) for name, each in value.items()}
+        if isinstance(value, Mapping)
+        else {}
+    )
     try:
         if len(items) > 1 and any(name == "" for _, name, *_ in string.Formatter().parse(argument)):
             raise ValueError(f"{{}} is a single value, and {{0}} the first of {len(items)}")
@@ -154,7 +191,9 @@ def _is_finite(part: Any) -> bool:
 
 def _may_leave_this_node(environment: Mapping[str, str]) -> bool:
     """Return whether MPI ranks may run on other nodes, as the user or a batch system says."""
-    several = environment.get("SLURM_JOB_NUM_NODES", "1") != "1" or not _HOST_FILES.isdisjoint(environment)
+    several = environment.get("SLURM_JOB_NUM_NODES", "1") != "1" or not _HOST_FILES.isdisjoint(
+        environment
+    )
     return several or environment.get(VARIABLE) == "tcp"
 
 
@@ -166,16 +205,19 @@ def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFiel
     except ValueError as error:
         raise process.failure(str(error)) from None
     if not messages.ended and not process.status(_END_SECONDS):
-        raise process.failure("has disconnected without compss_train_finalize: it may not have sent everything")
+        raise process.failure(
+            "has disconnected without compss_train_finalize: it may not have sent everything"
+        )
     if process.status(None):
         raise process.failure()
 
 
 class _Listener(Closable):
-    """Listens for one connection, of a solver: at a file that only this user can open, or by TCP on this node.
+    """Listens for one connection, of a solver: at a file that only this user can open, or by TCP on
+    this node.
 
-    ``address`` is what the solver gets. It includes the token of a TCP connection, which is sent as it is, but only
-    works once.
+    ``address`` is what the solver gets. It includes the token of a TCP connection, which is sent as
+    it is, but only works once.
     """
 
     def __init__(self, *, tcp: bool) -> None:
@@ -195,7 +237,9 @@ class _Listener(Closable):
         self._socket.listen()
 
     def accept(self, process: SolverProcess) -> SolverMessages:
-        """Wait until the solver connects. Raises ``ValueError`` for another header, and if it ends before that."""
+        """Wait until the solver connects. Raises ``ValueError`` for another header, and if it ends
+        before that.
+        """
         while True:
             has_ended = process.status() is not None
             if select.select([self._socket], [], [], 0 if has_ended else _TICK)[0]:

@@ -1,4 +1,6 @@
-"""What a solver sends through ``compss_train.h``, which describes the messages: the fields of its time steps."""
+"""What a solver sends through ``compss_train.h``, which describes the messages: the fields of its
+time steps.
+"""
 
 import socket
 import struct
@@ -15,17 +17,23 @@ from compss_train._utils import Closable
 
 PROTOCOL = 1
 """The version of the messages; that of the header is ``COMPSS_TRAIN_PROTOCOL``."""
-_FIELD, _VALUES, _TEXT, _END = 1, 2, 3, 4
-_MAX_HELLO, _MAX_TEXT = 256, 2**24
+_FIELD = 1
+_VALUES = 2
+_TEXT = 3
+_END = 4
+_MAX_HELLO = 256
+_MAX_TEXT = 2**24
 """Bytes of the first line, and of names and texts."""
 _AHEAD = 2**20
 """Bytes that are read ahead."""
 
 
 class SolverFields(dict[str, NDArray[np.float64]]):
-    """The fields of one time step: a dict of one-dimensional float64 arrays, in the order in which they were sent.
+    """The fields of one time step: a dict of one-dimensional float64 arrays, in the order in which
+    they were sent.
 
-    ``metadata`` has the texts that ``compss_train_send_with_metadata`` sent with fields, by the names of these.
+    ``metadata`` has the texts that ``compss_train_send_with_metadata`` sent with fields, by the
+    names of these.
     """
 
     def __init__(self) -> None:
@@ -39,10 +47,11 @@ class SolverFields(dict[str, NDArray[np.float64]]):
 def check_hello(connection: socket.socket, token: str) -> str:
     """Read a solver's first line; return the byte order of its messages, as ``struct`` writes it.
 
-    The connection's timeout is that of the whole line.
-    Raises ``ValueError`` for another version, and ``PermissionError`` for another token, or another program.
+    The connection's timeout is that of the whole line. Raises ``ValueError`` for another version,
+    and ``PermissionError`` for another token, or another program.
     """
-    hello, deadline = b"", time.monotonic() + (connection.gettimeout() or 0.0)
+    hello = b""
+    deadline = time.monotonic() + (connection.gettimeout() or 0.0)
     while not hello.endswith(b"\n") and len(hello) < _MAX_HELLO:
         connection.settimeout(max(0.0, deadline - time.monotonic()))
         if not (byte := connection.recv(1)):
@@ -55,8 +64,9 @@ def check_hello(connection: socket.socket, token: str) -> str:
         raise PermissionError("what has connected has another token")
     if version != str(PROTOCOL):
         raise ValueError(
-            f"was compiled with a compss_train.h of protocol {version}, and this version of compss_train has "
-            f"protocol {PROTOCOL}; compile it again with the header in the folder that compss-train headers prints"
+            f"was compiled with a compss_train.h of protocol {version}, and this version of "
+            f"compss_train has protocol {PROTOCOL}; compile it again with the header in the "
+            "folder that compss-train headers prints"
         )
     return {"little": "<", "big": ">"}[order]
 
@@ -65,7 +75,8 @@ class SolverMessages(Closable):
     """Reads the messages of a connection, after its first line, and closes it."""
 
     def __init__(self, connection: socket.socket, order: str) -> None:
-        self._connection, self._header = connection, struct.Struct(f"{order}IIQ")
+        self._connection = connection
+        self._header = struct.Struct(f"{order}IIQ")
         # The solver goes on while what was read ahead is sent to workers.
         self._file = BufferedReader(socket.SocketIO(connection, "r"), _AHEAD)
         self._dtype = np.dtype(f"{order}f8")
@@ -78,12 +89,15 @@ class SolverMessages(Closable):
         """Whether the solver has said that it has sent everything."""
 
     def steps(self) -> Iterator[SolverFields]:
-        """Iterate over the time steps until the solver says that it has ended, or its connection does.
+        """Iterate over the time steps until the solver says that it has ended, or its connection
+        does.
 
-        A step is complete when each field was sent once. Which fields there are is known when one is sent again.
-        Raises ``ValueError`` for incomplete time steps and malformed messages.
+        A step is complete when each field was sent once. Which fields there are is known when one
+        is sent again. Raises ``ValueError`` for incomplete time steps and malformed messages.
         """
-        fields, texts, is_first = SolverFields(), dict[str, str](), True
+        fields = SolverFields()
+        texts = dict[str, str]()
+        is_first = True
         while (message := self._next()) is not None:
             kind, name, value = message
             if kind == _TEXT:
@@ -94,7 +108,8 @@ class SolverMessages(Closable):
                 if name in fields:
                     self._check_complete(fields, f"sent {name!r} again")
                     yield fields
-                    fields, is_first = SolverFields(), False
+                    fields = SolverFields()
+                    is_first = False
                 fields[name] = value
                 if name in texts:
                     fields.metadata[name] = texts.pop(name)
@@ -107,16 +122,25 @@ class SolverMessages(Closable):
 
     def _check_complete(self, fields: SolverFields, what: str) -> None:
         if missing := [repr(name) for name in self._names if name not in fields]:
-            raise ValueError(f"{what} without having sent {' and '.join(missing)}; a time step has each field once")
+            raise ValueError(
+                f"{what} without having sent {' and '.join(missing)}; a time step "
+                "has each field once"
+            )
 
     def _next(self) -> tuple[int, str, Any] | None:
-        """Return the kind, the field and the contents of the next message; ``None`` after the last one."""
+        """Return the kind, the field and the contents of the next message; ``None`` after the last
+        one.
+        """
         if self.ended or not self._read(self._head):
             return None
         kind, number, size = self._header.unpack(self._head)
         if kind == _VALUES and not size % 8:
             values = np.empty(size // 8, self._dtype)
-            return (kind, self._name(number), self._sized(number, values)) if self._read(values.data) else None
+            return (
+                (kind, self._name(number), self._sized(number, values))
+                if self._read(values.data)
+                else None
+            )
         if kind == _END:
             self.ended = True
             return None
@@ -136,10 +160,13 @@ class SolverMessages(Closable):
         return self._names[number]
 
     def _sized(self, number: int, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Return values in this machine's byte order, if they are as many as at earlier time steps."""
+        """Return values in this machine's byte order, if they are as many as at earlier time
+        steps.
+        """
         if (known := self._sizes.setdefault(number, values.size)) != values.size:
             raise ValueError(
-                f"sent {values.size} values of {self._name(number)!r}, and {known} at earlier time steps"
+                f"sent {values.size} values of {self._name(number)!r}, and {known} at earlier "
+                "time steps"
             )
         return values if self._dtype.isnative else values.astype(np.float64)
 

@@ -1,4 +1,6 @@
-"""A solver's program: it ends with this process, and the last lines that it writes explain its failure."""
+"""A solver's program: it ends with this process, and the last lines that it writes explain its
+failure.
+"""
 
 import os
 import selectors
@@ -15,7 +17,8 @@ from typing import IO, Any
 from compss_train._utils import Closable
 from compss_train.online import guard
 
-_TAIL_BYTES, _TAIL_LINES = 2000, 10
+_TAIL_BYTES = 2000
+_TAIL_LINES = 10
 """How much of a program's output goes into the message of its failure, at most."""
 _MAX_NAME = 60
 
@@ -25,10 +28,12 @@ class NotStartedError(ChildProcessError):
 
 
 class SolverProcess(Closable):
-    """Runs a command through ``guard``: all its processes end when this object is closed or this process dies.
+    """Runs a command through ``guard``: all its processes end when this object is closed or this
+    process dies.
 
-    ``environment`` is added to that of this process. This process writes what the command does to its own standard
-    output and error; if ``piped``, the command's standard output can be read from ``output`` instead.
+    ``environment`` is added to that of this process. This process writes what the command does to
+    its own standard output and error; if ``piped``, the command's standard output can be read from
+    ``output`` instead.
     """
 
     def __init__(
@@ -56,7 +61,9 @@ class SolverProcess(Closable):
         self._tail = b""
         copied = {self._error: 2} | ({} if piped else {self.output: 1})
         self._threads = [
-            threading.Thread(target=self._copy, args=(copied,), name="solver's output", daemon=True),
+            threading.Thread(
+                target=self._copy, args=(copied,), name="solver's output", daemon=True
+            ),
             threading.Thread(target=self._end_rest, name="solver's end", daemon=True),
         ]
         for thread in self._threads:
@@ -79,24 +86,34 @@ class SolverProcess(Closable):
     def _end_rest(self) -> None:
         """End what is left when the guard has ended: if it was killed, it could not."""
         self._process.wait()
-        while left := [pid for pid, (*_, leader) in guard.processes().items() if leader == self._process.pid]:
+        while left := [
+            pid for pid, (*_, leader) in guard.processes().items() if leader == self._process.pid
+        ]:
             for pid in left:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(guard.TICK)
 
     def status(self, timeout: float | None = 0.0) -> int | None:
-        """Return the exit status, negative for a signal, waiting so many seconds; ``None`` if it has not ended."""
+        """Return the exit status, negative for a signal, waiting so many seconds; ``None`` if it
+        has not ended.
+        """
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
         return None
 
     def failure(self, what: str = "") -> ChildProcessError:
-        """End the program; return its error: ``what`` it did, or else its status, and its last lines."""
+        """End the program; return its error: ``what`` it did, or else its status, and its last
+        lines.
+        """
         self.close()
         status = self._process.returncode
         if not what:
-            what = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            what = (
+                f"ended by {signal.Signals(-status).name}"
+                if status < 0
+                else (f"ended with status {status}")
+            )
         lines = self._tail.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
         kind = NotStartedError if status == guard.NOT_STARTED else ChildProcessError
         return kind("\n  ".join([f"{self.name} {what}", *lines]))

@@ -1,4 +1,6 @@
-"""What sends samples, as the coordinator sees it: simulations, tasks with retries, and external senders."""
+"""What sends samples, as the coordinator sees it: simulations, tasks with retries, and external
+senders.
+"""
 
 import time
 from collections import deque
@@ -22,12 +24,16 @@ from compss_train.online.workers import StreamRouter, Worker
 REPORT_SECONDS = 3.0
 """Seconds after which workers have reported the samples received so far."""
 FEW = 3
-"""How many simulations tell, if all of them fail, that the others would, too; at least as many as run at a time."""
+"""How many simulations tell, if all of them fail, that the others would, too; at least as many as
+run at a time.
+"""
 
 
 @dataclass(frozen=True)
 class SourceFailure:
-    """What has happened to a source of samples, with more lines, the traceback and the place of it, if known."""
+    """What has happened to a source of samples, with more lines, the traceback and the place of it,
+    if known.
+    """
 
     what: str
     more: str = ""
@@ -62,12 +68,22 @@ class Simulation:
 
 
 class SimulationRuns:
-    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own."""
+    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its
+    own.
+    """
 
     def __init__(
-        self, simulations: Simulations, inputs: Inputs, engine: Engine, router: StreamRouter, job: OnlineJob
+        self,
+        simulations: Simulations,
+        inputs: Inputs,
+        engine: Engine,
+        router: StreamRouter,
+        job: OnlineJob,
     ) -> None:
-        self._options, self._engine, self._router, self._job = simulations, engine, router, job
+        self._options = simulations
+        self._engine = engine
+        self._router = router
+        self._job = job
         self._inputs = inputs
         self.may_begin: Callable[[int], bool] = lambda number: True
         """Whether the simulation with this number may begin now."""
@@ -76,8 +92,10 @@ class SimulationRuns:
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
-        self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
-        self._given_up: list[int] = []  # of these, those that have been given up since ``forget_given_up``
+        # Those that may have to be repeated; others are only counted.
+        self._known: dict[int, Simulation] = {}
+        # Of these, those that have been given up since ``forget_given_up``.
+        self._given_up: list[int] = []
         self.any_samples = any(samples > 0 for samples in inputs.samples)
         """Whether one has sent samples, as far as it has ended."""
         self._first: list[Simulation] = []
@@ -113,7 +131,11 @@ class SimulationRuns:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations."""
-        return {"running": len(self.running), "done": self._inputs.done, "failed": self._inputs.failed}
+        return {
+            "running": len(self.running),
+            "done": self._inputs.done,
+            "failed": self._inputs.failed,
+        }
 
     def start(self) -> None:
         """Submit simulations up to the limit, and resubmit lost tasks."""
@@ -124,8 +146,16 @@ class SimulationRuns:
             if (pending := self._next()) is None:
                 return
             value = codec.pickled(pending.value)  # here, so that the caller gets the exception
-            args = self._simulate, value, pending.number, self._job.coordinator, self._options.timeout
-            submit = partial(self._engine.submit, simulate_and_send, *args, resources=self._options.resources)
+            args = (
+                self._simulate,
+                value,
+                pending.number,
+                self._job.coordinator,
+                self._options.timeout,
+            )
+            submit = partial(
+                self._engine.submit, simulate_and_send, *args, resources=self._options.resources
+            )
             pending.task = ConnectedTask(self._engine, submit)
 
     def _next(self) -> Simulation | None:
@@ -139,8 +169,8 @@ class SimulationRuns:
         except StopIteration:
             if not self._inputs.samples:
                 raise ValueError(
-                    "inputs= has no item: give at least one, and a new iterator to each fit, as one is used up by "
-                    "the first"
+                    "inputs= has no item: give at least one, and a new iterator to each fit, as "
+                    "one is used up by the first"
                 ) from None
             self._exhausted = True
             return None
@@ -156,12 +186,18 @@ class SimulationRuns:
         return simulation
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all simulations in a save, after ``forget_safe``: the known ones are incomplete."""
-        failures = [[number, each.failures] for number, each in self._known.items() if each.failures]
+        """Return the state of all simulations in a save, after ``forget_safe``: the known ones are
+        incomplete.
+        """
+        failures = [
+            [number, each.failures] for number, each in self._known.items() if each.failures
+        ]
         return {**self._inputs.state_dict(self._known), "failures": failures}
 
     def resume(self, failures: Mapping[int, int]) -> None:
-        """Run simulations of an earlier program first, which had so many failures: they send what buffers lack."""
+        """Run simulations of an earlier program first, which had so many failures: they send what
+        buffers lack.
+        """
         for number, value in self._inputs.again:
             simulation = Simulation(number=number, value=value, failures=failures.get(number, 0))
             self._known[number] = simulation
@@ -174,16 +210,24 @@ class SimulationRuns:
                 self._repeat(each)
 
     def forget_safe(self, workers: Sequence[Worker]) -> list[int]:
-        """Forget simulations whose samples are in the save of all workers; return the numbers of their streams."""
-        safe = [each for each in self._done_ones if not any(self._lacks(worker, each) for worker in workers)]
+        """Forget simulations whose samples are in the save of all workers; return the numbers of
+        their streams.
+        """
+        safe = [
+            each
+            for each in self._done_ones
+            if not any(self._lacks(worker, each) for worker in workers)
+        ]
         for simulation in safe:
             del self._known[simulation.number]
         return [simulation.number for simulation in safe]
 
     def forget_given_up(self) -> None:
-        """Forget simulations that were given up, while no save is being made: the next has all their samples.
+        """Forget simulations that were given up, while no save is being made: the next has all
+        their samples.
 
-        Those that are given up while workers save are incomplete in it, as workers may have taken part before.
+        Those that are given up while workers save are incomplete in it, as workers may have taken
+        part before.
         """
         while self._given_up:
             del self._known[self._given_up.pop()]
@@ -196,7 +240,9 @@ class SimulationRuns:
         self._repeated.append(simulation)
 
     def named(self, number: int) -> str:
-        """Return what messages call a simulation, with its input if that may still have to be repeated."""
+        """Return what messages call a simulation, with its input if that may still have to be
+        repeated.
+        """
         return str(self._known.get(number, f"simulation {number}"))
 
     # What becomes of their tasks
@@ -215,28 +261,36 @@ class SimulationRuns:
         elif header is None:
             task.disconnect()
             self._router.unregister(client)
-            reason, simulation.timeout_report = simulation.timeout_report or "its process died", None
-            if not self._may_run_again(simulation, reason):  # otherwise the engine restarts its task
+            reason = simulation.timeout_report or "its process died"
+            simulation.timeout_report = None
+            # Otherwise the engine restarts its task.
+            if not self._may_run_again(simulation, reason):
                 simulation.task = None
         elif "timeout" in header:
             with parsing():
-                seconds, stack = float(header["timeout"]), shortened(str(header["stack"]))
+                seconds = float(header["timeout"])
+                stack = shortened(str(header["stack"]))
             simulation.timeout_report = f"no sample within {seconds} s\n{stack}"
         else:
             self._ended(client, simulation, header)
 
     def _never_connected(self, simulation: Simulation, error: Exception | None) -> bool:
         simulation.task = None
-        reason, text = "its task could not reach the coordinator", ""
+        reason = "its task could not reach the coordinator"
+        text = ""
         if error is not None:
-            reason, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
+            reason = f"{type(error).__name__}: {error}"
+            text = calls.task_traceback(error)
         if self._may_run_again(simulation, reason, text):
             self._repeat(simulation)
         return False
 
     def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
         interrupted = "interrupted" in header  # a worker has lost some of its samples
-        samples, reason, text, place = 0, "", "", ""
+        samples = 0
+        reason = ""
+        text = ""
+        place = ""
         if "finished" in header:
             samples = number_in(header, "finished")
         elif not interrupted:
@@ -251,14 +305,20 @@ class SimulationRuns:
             repeat = True
         else:
             if rejected := header.get("rejected"):
-                raise SimulationError(f"{simulation} yielded what does not fit: {shortened(str(rejected))}")
+                raise SimulationError(
+                    f"{simulation} yielded what does not fit: {shortened(str(rejected))}"
+                )
             self.any_samples = self.any_samples or bool(header.get("sent"))
-            repeat = self._may_run_again(simulation, reason, text, place, repeats=bool(header.get("repeats")))
+            repeat = self._may_run_again(
+                simulation, reason, text, place, repeats=bool(header.get("repeats"))
+            )
         if repeat:
             self._repeat(simulation)
 
     def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
-        """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
+        """Mark a simulation as done; return True if it has to run again for samples that a worker
+        lost.
+        """
         self._inputs.end(simulation.number, samples)
         self.any_samples = self.any_samples or samples > 0
         if not self.remembers:
@@ -267,16 +327,24 @@ class SimulationRuns:
         return any(self._lacks(worker, simulation) for worker in lost_workers)
 
     def _may_run_again(
-        self, simulation: Simulation, reason: str, text: str = "", place: str = "", *, repeats: bool = False
+        self,
+        simulation: Simulation,
+        reason: str,
+        text: str = "",
+        place: str = "",
+        *,
+        repeats: bool = False,
     ) -> bool:
-        """Record a failure with its traceback and place, warn, and return True if the simulation may run again.
+        """Record a failure with its traceback and place, warn, and return True if the simulation
+        may run again.
 
         It may if retries are left, unless it ``repeats`` its failure.
         """
         simulation.failures += 1
         retries = self._options.retries
         reason, *details = reason.split("\n", 1)
-        what, more = f"{simulation} failed: {reason}", "\n".join(["", *details])
+        what = f"{simulation} failed: {reason}"
+        more = "\n".join(["", *details])
         simulation.failure = SourceFailure(what, more, text, place)
         if simulation.failures <= retries and not repeats:
             warn_user(f"{what}; retry {simulation.failures} of {retries}{more}")
@@ -293,21 +361,30 @@ class SimulationRuns:
         return False
 
     def check(self, received: int) -> None:
-        """Raise ``SimulationError`` if no sample has come from any, and the first simulations have failed.
+        """Raise ``SimulationError`` if no sample has come from any, and the first simulations have
+        failed.
 
-        They have if each fails at the same line, or if as many were given up. ``received`` is the number of samples
-        that workers have reported, which lags behind.
+        They have if each fails at the same line, or if as many were given up. ``received`` is the
+        number of samples that workers have reported, which lags behind.
         """
         if received or self.any_samples:
             return
-        failures = [each.failure for each in self._first if each.failure is not None and each.failure.place]
+        failures = [
+            each.failure for each in self._first if each.failure is not None and each.failure.place
+        ]
         if len(failures) == self._few and len({each.place for each in failures}) == 1:
             raise failures[0].with_reason(
                 f"the first {self._few} simulations failed at this line, and none has sent a sample"
             )
         failed = self._inputs.failed
-        if self.failure and failed >= self._few and time.monotonic() - self._failed_since > REPORT_SECONDS:
-            raise self.failure.with_reason(f"{failed} simulations were given up, and none has sent a sample")
+        if (
+            self.failure
+            and failed >= self._few
+            and time.monotonic() - self._failed_since > REPORT_SECONDS
+        ):
+            raise self.failure.with_reason(
+                f"{failed} simulations were given up, and none has sent a sample"
+            )
 
     def stop(self) -> None:
         """Notify all running simulations that training has ended."""
@@ -319,7 +396,8 @@ class ExternalSenders:
     """Waits until the expected number of senders have completed their streams."""
 
     def __init__(self, expected: int, router: StreamRouter) -> None:
-        self._expected, self._router = expected, router
+        self._expected = expected
+        self._router = router
         self._streams: dict[str, int] = {}  # of senders with a name
         self._active: dict[Client, int] = {}
         self._completed: dict[int, int] = {}  # by stream, its number of samples
@@ -340,12 +418,20 @@ class ExternalSenders:
         return len(self._completed) >= self._expected and not self._active
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of connected, completed and failed senders, by the names of simulations' counts."""
-        return {"running": len(self._active), "done": len(self._completed) - self._failed, "failed": self._failed}
+        """Return the numbers of connected, completed and failed senders, by the names of
+        simulations' counts.
+        """
+        return {
+            "running": len(self._active),
+            "done": len(self._completed) - self._failed,
+            "failed": self._failed,
+        }
 
     def named(self, stream: int) -> str | None:
         """Return what messages call a sender that has a name."""
-        return next((f"sender {name!r}" for name, number in self._streams.items() if number == stream), None)
+        return next(
+            (f"sender {name!r}" for name, number in self._streams.items() if number == stream), None
+        )
 
     def handle(self, client: Client, header: Header | None) -> None:
         """Process a message of a sender; raise ``MessageError`` if it is malformed."""
@@ -384,19 +470,26 @@ class ExternalSenders:
         return self._active.pop(client)
 
     def _fail(self, client: Client, reason: str) -> None:
-        number, name = self._remove(client), client.greeting.get("name")
+        number = self._remove(client)
+        name = client.greeting.get("name")
         if name is None:  # it cannot continue the same stream
             self._completed[number] = 0
             self._failed += 1
-            what = f"a sender has failed: {reason.rstrip().splitlines()[-1] if reason.strip() else reason}"
+            what = (
+                "a sender has failed: "
+                f"{reason.rstrip().splitlines()[-1] if reason.strip() else reason}"
+            )
             self.failure = self.failure or SourceFailure(what, text=reason)
             warn_user(f"a sender has failed: {reason}")
         else:
             warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")
 
     def state_dict(self, workers: Sequence[Worker]) -> dict[str, Any]:
-        """Return the streams of names, and those that are complete in a save; others are expected again."""
-        named, completed = set(self._streams.values()), []
+        """Return the streams of names, and those that are complete in a save; others are expected
+        again.
+        """
+        named = set(self._streams.values())
+        completed = []
         for number, samples in self._completed.items():
             lacks = any(worker.lacks_samples(number, samples) for worker in workers)
             if number not in named or not lacks:
@@ -408,23 +501,37 @@ class ExternalSenders:
         }
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Continue with the streams of a save; warn of the names that have not completed theirs in it."""
-        self._streams, self._completed = dict(saved["streams"]), dict(saved["completed"])
+        """Continue with the streams of a save; warn of the names that have not completed theirs in
+        it.
+        """
+        self._streams = dict(saved["streams"])
+        self._completed = dict(saved["completed"])
         self._failed = saved["failed"]
-        if expected := [repr(name) for name, number in self._streams.items() if number not in self._completed]:
+        if expected := [
+            repr(name) for name, number in self._streams.items() if number not in self._completed
+        ]:
             warn_user(
-                f"the save lacks samples of sender {shortened(', '.join(expected))}: the fit waits for it under "
-                "this name; start it again if it has ended"
+                f"the save lacks samples of sender {shortened(', '.join(expected))}: the fit "
+                "waits for it under this name; start it again if it has ended"
             )
 
     def warn_lost_samples(self, worker: Worker) -> None:
-        """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""
-        lacking = [worker.lacks_samples(number, samples) for number, samples in self._completed.items()]
+        """Warn of completed streams whose samples a dead worker had not checkpointed: none sends
+        them again.
+        """
+        lacking = [
+            worker.lacks_samples(number, samples) for number, samples in self._completed.items()
+        ]
         if count := sum(each > 0 for each in lacking):
-            warn_user(f"worker {worker.number} has died; {sum(lacking)} samples of {count} senders are lost")
+            warn_user(
+                f"worker {worker.number} has died; {sum(lacking)} samples of {count} "
+                "senders are lost"
+            )
 
     def stop(self, *, goes_on: bool = False) -> None:
-        """Notify active senders that training has ended; those with a name wait for a fit that ``goes_on``."""
+        """Notify active senders that training has ended; those with a name wait for a fit that
+        ``goes_on``.
+        """
         for client in self._active:
             if not goes_on or client.greeting.get("name") is None:
                 client.send({"stop": True})

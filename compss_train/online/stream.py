@@ -1,7 +1,8 @@
-"""A stream: the client that sends the samples of one simulation, or of another program, to the workers.
+"""A stream: the client that sends the samples of one simulation, or of another program, to the
+workers.
 
-Samples go to the workers in turn (``worker_of``). An offset counts the samples of a stream, as in a log: a worker
-with offset n has received all samples of the stream below n that are routed to it.
+Samples go to the workers in turn (``worker_of``). An offset counts the samples of a stream, as in a
+log: a worker with offset n has received all samples of the stream below n that are routed to it.
 """
 
 import threading
@@ -26,9 +27,13 @@ Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
 
 UNREACHABLE_SECONDS = 60.0
-"""How long a stream tries to connect to a worker that is not known to have died: a failed node is noticed late."""
+"""How long a stream tries to connect to a worker that is not known to have died: a failed node is
+noticed late.
+"""
 _CONNECT_SECONDS = 5.0
-"""How long an attempt to connect to a worker may take: the end of training is noticed between two attempts."""
+"""How long an attempt to connect to a worker may take: the end of training is noticed between two
+attempts.
+"""
 _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
 _TICK = 0.1
@@ -36,12 +41,15 @@ _TICK = 0.1
 
 
 def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
-    """Return the worker that gets a sample: round-robin, or one worker for all of a ``whole`` stream."""
+    """Return the worker that gets a sample: round-robin, or one worker for all of a ``whole``
+    stream.
+    """
     return (stream if whole else stream + sample) % workers
 
 
 def number_in(header: Header, name: str) -> int:
-    """Return a number of streams, samples or time steps from a header; raise ``MessageError`` for anything else.
+    """Return a number of streams, samples or time steps from a header; raise ``MessageError`` for
+    anything else.
 
     It is at most 2**62, so that the next one also fits into the arrays of checkpoints.
     """
@@ -54,7 +62,9 @@ def number_in(header: Header, name: str) -> int:
 
 
 class NameInUseError(PermissionError):
-    """Another client sends under this name, or the coordinator has not noticed yet that it disconnected."""
+    """Another client sends under this name, or the coordinator has not noticed yet that it
+    disconnected.
+    """
 
 
 class FitLostError(TrainingEndedError):
@@ -75,17 +85,21 @@ class _Route:
 class Stream(Closable):
     """Connects to the coordinator, and after its acceptance to the workers (``open``).
 
-    Each worker answers with its offset, so that samples that an earlier attempt delivered are not sent again. A
-    connection that breaks is made again, to the worker or its replacement; if that lacks samples of this stream,
-    ``on_loss`` is called with a description. For one thread; others may call ``update`` and ``notify``.
+    Each worker answers with its offset, so that samples that an earlier attempt delivered are not
+    sent again. A connection that breaks is made again, to the worker or its replacement; if that
+    lacks samples of this stream, ``on_loss`` is called with a description. For one thread; others
+    may call ``update`` and ``notify``.
 
-    Raises ``PermissionError`` with the reason if the coordinator rejects the stream, ``TrainingEndedError`` after
-    the end of training, ``FitLostError`` if that came without a word, ``ValueError`` for a sample that a worker has
-    rejected, and ``ConnectionLostError`` for a worker that cannot be reached.
+    Raises ``PermissionError`` with the reason if the coordinator rejects the stream,
+    ``TrainingEndedError`` after the end of training, ``FitLostError`` if that came without a word,
+    ``ValueError`` for a sample that a worker has rejected, and ``ConnectionLostError`` for a worker
+    that cannot be reached.
     """
 
     def __init__(self, address: Address, greeting: Header, on_loss: Callable[[str], None]) -> None:
-        self._address, self._on_loss, self._context = address, on_loss, zmq.Context()
+        self._address = address
+        self._on_loss = on_loss
+        self._context = zmq.Context()
         self.sent = 0
         """Samples sent so far, including those that an earlier attempt delivered."""
         self.ended = threading.Event()
@@ -126,37 +140,55 @@ class Stream(Closable):
             self._open(worker)
 
     def _open(self, worker: int) -> None:
-        """Connect to a worker, or to its replacement as soon as the coordinator knows its address."""
+        """Connect to a worker, or to its replacement as soon as the coordinator knows its
+        address.
+        """
         failing: str | None = None
         while True:
             if (url := self.urls[worker]) is not None:
                 if url != failing:
-                    failing, deadline = url, time.monotonic() + UNREACHABLE_SECONDS
+                    failing = url
+                    deadline = time.monotonic() + UNREACHABLE_SECONDS
                 try:
                     address = Address(self._reachable(url), self._key)
-                    connection = address.connect({"stream": self.number}, self._context, _CONNECT_SECONDS)
+                    connection = address.connect(
+                        {"stream": self.number}, self._context, _CONNECT_SECONDS
+                    )
                     self._routes[worker] = _Route(connection, url)
                     self._offsets[worker] = self._receive(worker)["next"]
                     return
                 except OSError as error:
                     self._disconnect(worker)
                     if time.monotonic() > deadline:
-                        self._failed = ConnectionLostError(f"worker {worker} cannot be reached at {url}: {error}")
+                        self._failed = ConnectionLostError(
+                            f"worker {worker} cannot be reached at {url}: {error}"
+                        )
             self.update(_TICK)
             self._check()
 
     def _reachable(self, url: str) -> str:
-        """Return a worker's address; a loopback address on the coordinator's node is replaced by that node's."""
-        host, own = urlsplit(self._address.url).hostname, urlsplit(url).hostname
-        return url.replace(own, host, 1) if own and host and is_loopback(own) and not is_loopback(host) else url
+        """Return a worker's address; a loopback address on the coordinator's node is replaced by
+        that node's.
+        """
+        host = urlsplit(self._address.url).hostname
+        own = urlsplit(url).hostname
+        return (
+            url.replace(own, host, 1)
+            if own and host and is_loopback(own) and not is_loopback(host)
+            else url
+        )
 
     def update(self, timeout: float = 0.0) -> None:
         """Process the coordinator's messages: where the workers listen, and the end of training."""
         with self._lock:
             self._updated = time.monotonic()
             try:
-                while not self.ended.is_set() and (message := self._control.receive(timeout)) is not None:
-                    self.urls, timeout = message[0].get("workers", self.urls), 0.0
+                while (
+                    not self.ended.is_set()
+                    and (message := self._control.receive(timeout)) is not None
+                ):
+                    self.urls = message[0].get("workers", self.urls)
+                    timeout = 0.0
                     if "stop" in message[0]:
                         self.ended.set()
             except OSError:  # the coordinator has ended
@@ -168,7 +200,9 @@ class Stream(Closable):
             self._routes.pop(worker).connection.close()
 
     def _with_worker(self, worker: int, action: Callable[[int], None]) -> None:
-        """Call ``action`` for a worker, and again over another connection each time that the connection is lost."""
+        """Call ``action`` for a worker, and again over another connection each time that the
+        connection is lost.
+        """
         while True:
             try:
                 action(worker)
@@ -181,7 +215,8 @@ class Stream(Closable):
                 missing = range(self._offsets[worker], self.sent)
                 if lost := sum(self._worker_of(number) == worker for number in missing):
                     self._on_loss(
-                        f"worker {worker} disconnected: {error}; {lost} samples of this stream are lost with it"
+                        f"worker {worker} disconnected: {error}; {lost} samples of this stream "
+                        "are lost with it"
                     )
 
     # Samples
@@ -189,18 +224,23 @@ class Stream(Closable):
     @property
     def delivered(self) -> int:
         """How many samples, counted from the first, earlier attempts have delivered."""
-        missing = (self._first_missing(worker) for worker in {*map(self._worker_of, range(len(self.urls)))})
+        missing = (
+            self._first_missing(worker) for worker in {*map(self._worker_of, range(len(self.urls)))}
+        )
         return min(missing, default=0)
 
     def _first_missing(self, worker: int) -> int:
-        return next(number for number in count(self._offsets[worker]) if self._worker_of(number) == worker)
+        return next(
+            number for number in count(self._offsets[worker]) if self._worker_of(number) == worker
+        )
 
     def skip(self, number: int) -> None:
         """Skip the next ``number`` samples, which must have been delivered before."""
         if not 0 <= number <= max(0, self.delivered - self.sent):
             raise ValueError(
-                f"skip({number}): after the first {self.sent} samples, {max(0, self.delivered - self.sent)} "
-                "were delivered before and may be skipped; send the others"
+                f"skip({number}): after the first {self.sent} samples, "
+                f"{max(0, self.delivered - self.sent)} were delivered before and may be skipped; "
+                "send the others"
             )
         self.sent += number
 
@@ -208,7 +248,9 @@ class Stream(Closable):
         """Continue after the first ``sent`` samples; return how many of them no worker has."""
         self.sent = sent
         first = min(self._offsets.values(), default=0)
-        return sum(number >= self._offsets[self._worker_of(number)] for number in range(first, sent))
+        return sum(
+            number >= self._offsets[self._worker_of(number)] for number in range(first, sent)
+        )
 
     def send(self, sample: Sample, step: int | None) -> None:
         """Send the next sample to its worker; blocks while that worker's buffer is full."""
@@ -273,7 +315,8 @@ class Stream(Closable):
     def _check(self) -> None:
         if self._is_lost:
             raise FitLostError(
-                f"the fit at {self._address.url} has failed, or was stopped or killed; no more samples are accepted"
+                f"the fit at {self._address.url} has failed, or was stopped or killed; no more "
+                "samples are accepted"
             )
         if self.ended.is_set():
             raise TrainingEndedError("training has ended; no more samples are accepted")

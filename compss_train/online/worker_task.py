@@ -1,7 +1,8 @@
-"""The task of one worker: receives samples, trains on batches from its buffer, merges, reports and checkpoints.
+"""The task of one worker: receives samples, trains on batches from its buffer, merges, reports and
+checkpoints.
 
-It holds a connection to the coordinator as long as it runs. What it sends is data, safetensors and JSON, and no
-pickle.
+It holds a connection to the coordinator as long as it runs. What it sends is data, safetensors and
+JSON, and no pickle.
 """
 
 import queue
@@ -35,9 +36,13 @@ from compss_train.worker.work import Job, Work
 
 _ALL_ADDRESSES = "0.0.0.0"
 MAX_SKIPPED = 100
-"""Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
+"""Maximum number of consecutive batches that are skipped because loss or gradients are not
+finite.
+"""
 _SETTLE_BATCHES = 1000
-"""Batches after which losses of samples that have left the buffer become sums, whenever reports are made."""
+"""Batches after which losses of samples that have left the buffer become sums, whenever reports are
+made.
+"""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 _LOCKSTEP_TICK = 0.01
@@ -71,8 +76,9 @@ class OnlineJob:
     def listening_address(self, local_host: str) -> str | None:
         """Return the address at which a worker listens for streams, or ``None`` for a socket file.
 
-        ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
-        reach that, unless it is the loopback interface: such a worker listens where the coordinator does.
+        ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on
+        other machines can reach that, unless it is the loopback interface: such a worker listens
+        where the coordinator does.
         """
         if self.host is None or nodes.is_loopback(self.host) or not nodes.is_loopback(local_host):
             inside = self.host is None and self.coordinator.url.startswith(sockets.PRIVATE)
@@ -81,16 +87,26 @@ class OnlineJob:
 
     def routed(self, worker: int, stream: int, samples: range) -> int:
         """Return how many of some successive samples of a stream a worker gets."""
-        ahead = (worker - worker_of(stream, samples.start, self.num_workers, whole=self.paired)) % self.num_workers
-        return (len(samples) if not ahead else 0) if self.paired else len(samples[ahead :: self.num_workers])
+        ahead = (
+            worker - worker_of(stream, samples.start, self.num_workers, whole=self.paired)
+        ) % self.num_workers
+        return (
+            (len(samples) if not ahead else 0)
+            if self.paired
+            else len(samples[ahead :: self.num_workers])
+        )
 
     def make_batch(self, drawn: Any, worker: int, position: int) -> batches.Batch:
         """Return a batch that the worker's buffer gave; the position is its number."""
         if self.options.pairing is None:
-            x, y, (simulations, steps) = drawn["x"], drawn.get("y"), drawn[NUMBERS].T
+            x = drawn["x"]
+            y = drawn.get("y")
+            (simulations, steps) = drawn[NUMBERS].T
         else:
             parts = self.options.pairing(*drawn)
-            x, y = (*parts, None)[:2] if isinstance(parts, tuple) and len(parts) < 3 else (parts, None)
+            x, y = (
+                (*parts, None)[:2] if isinstance(parts, tuple) and len(parts) < 3 else (parts, None)
+            )
             simulations, steps = (np.stack(each, 1) for each in list(zip(*drawn, strict=True))[:2])
         return batches.Batch(0, worker, position, x, y, simulations=simulations, steps=steps)
 
@@ -107,9 +123,13 @@ class CoordinatorConnection(Closable):
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""
         self.part = [array.tensor() for array in arrays]
-        """This worker's part of the last save: its state and its buffer; empty before the first one."""
+        """This worker's part of the last save: its state and its buffer; empty before the first
+        one.
+        """
         self.stopped = bool(reply.get("stop"))
-        """Whether training is to end now; after an earlier attempt has completed it, this one only receives."""
+        """Whether training is to end now; after an earlier attempt has completed it, this one only
+        receives.
+        """
         self.asked: int | None = None
         """The number of a save in which the worker is to take part."""
         self.urgent = False
@@ -123,12 +143,16 @@ class CoordinatorConnection(Closable):
         self.send({"url": receiver.url.replace(_ALL_ADDRESSES, local_host)})
 
     def update(self, timeout: float | None = 0.0) -> None:
-        """Do what the coordinator has asked for; raise ``ConnectionLostError`` if it has ended this fit."""
+        """Do what the coordinator has asked for; raise ``ConnectionLostError`` if it has ended this
+        fit.
+        """
         while (message := self._connection.receive(timeout)) is not None:
-            header, timeout = message[0], 0.0
+            header = message[0]
+            timeout = 0.0
             self.stopped = self.stopped or "stop" in header
             if "save" in header:
-                self.asked, self.urgent = header["save"], header["urgent"]
+                self.asked = header["save"]
+                self.urgent = header["urgent"]
             if self.asked is not None and header.get("go_on") == self.asked:
                 self.asked = None
             self.settle = header.get("settle", self.settle)
@@ -148,7 +172,8 @@ class CoordinatorConnection(Closable):
     def save(self, part: Sequence[torch.Tensor]) -> None:
         """Send this worker's part of a save, and wait until all workers have, or training ends.
 
-        After a save with which training ends streams have no end, as it may lack their last samples.
+        After a save with which training ends streams have no end, as it may lack their last
+        samples.
         """
         number = self.asked
         self._connection.send({"part": number}, part, copy=False)
@@ -169,7 +194,11 @@ class CoordinatorConnection(Closable):
 def _local_host(coordinator: Address) -> str:
     """Return the address of this machine as the coordinator's machine sees it."""
     parts = urlsplit(coordinator.url)  # without a host for a socket file
-    return nodes.LOOPBACK if parts.hostname is None else nodes.own_address(parts.hostname, parts.port or 1)
+    return (
+        nodes.LOOPBACK
+        if parts.hostname is None
+        else nodes.own_address(parts.hostname, parts.port or 1)
+    )
 
 
 def train_online(
@@ -180,19 +209,25 @@ def train_online(
     device: str,
     moments: params.Parameters | None,
 ) -> None:
-    """Train until all samples are used or ``max_batches`` is reached, and send the new state to the coordinator.
+    """Train until all samples are used or ``max_batches`` is reached, and send the new state to the
+    coordinator.
 
-    Resumes from the checkpoint of an earlier attempt, if any. ``moments`` are what an earlier fit has averaged of
-    the optimizers' states.
+    Resumes from the checkpoint of an earlier attempt, if any. ``moments`` are what an earlier fit
+    has averaged of the optimizers' states.
     """
     with CoordinatorConnection(job.coordinator, number) as coordinator, ExitStack() as stack:
         if coordinator.accepted:
             try:
-                OnlineWorker(training_spec, states[0], job, number, device, moments, coordinator, stack).run()
+                OnlineWorker(
+                    training_spec, states[0], job, number, device, moments, coordinator, stack
+                ).run()
             except ConnectionLostError:
                 raise
-            except BaseException as error:  # which ends the fit; the engine has it when this task has ended
-                failed, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
+            except (
+                BaseException
+            ) as error:  # which ends the fit; the engine has it when this task has ended
+                failed = f"{type(error).__name__}: {error}"
+                text = calls.task_traceback(error)
                 with suppress(ConnectionLostError):
                     coordinator.send({"failed": shortened(failed), "traceback": shortened(text)})
                 raise
@@ -201,8 +236,9 @@ def train_online(
 class OnlineWorker:
     """One worker: its model replica, its buffer, and its connections, which ``stack`` closes.
 
-    Its part of a save is its state between two batches. Right after a merge it does not contain the parameters. A
-    worker that waits for samples, or has to end, takes part before its next merge, with its unmerged change.
+    Its part of a save is its state between two batches. Right after a merge it does not contain the
+    parameters. A worker that waits for samples, or has to end, takes part before its next merge,
+    with its unmerged change.
     """
 
     def __init__(
@@ -216,12 +252,18 @@ class OnlineWorker:
         coordinator: CoordinatorConnection,
         stack: ExitStack,
     ) -> None:
-        self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
-        saved, buffer = map(saved_state.decode_value, coordinator.part) if coordinator.part else ({}, {})
+        self._job = job
+        self._coordinator = coordinator
+        self._number = number
+        self._device = device
+        saved, buffer = (
+            map(saved_state.decode_value, coordinator.part) if coordinator.part else ({}, {})
+        )
         if saved:
             state = worker_from_dict(saved["worker"])
         elif job.options.merge.optimizer_state == "reset":
-            state, moments = replace(state, optimizer=None), None
+            state = replace(state, optimizer=None)
+            moments = None
         stack.enter_context(devices.random_state(state.random, device))
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
@@ -229,7 +271,8 @@ class OnlineWorker:
         batching = partitioning.Batching(size=job.options.batch_size)
         self._training = Job(spec=training_spec, batching=batching, seed=job.seed)
         self._work = Work(check_outputs=True, worker=number, device=device, name=f"worker {number}")
-        state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
+        # What is not finite is found at once: samples do not come again.
+        state = replace(state, skipped=True)
         self._learner = learner.Learner(self._training, self._base, state, self._work, moments)
         if unmerged := saved.get("unmerged"):
             self._base = unmerged["base"]
@@ -239,9 +282,13 @@ class OnlineWorker:
         self._losses = SampleLosses(buffer.get("losses")) if job.by_sample else None
         if self._losses is not None:
             self._learner.on_losses = self._add_losses
-        self._settled, self._asked, self._arrived = -1, -1, 0
+        self._settled = -1
+        self._asked = -1
+        self._arrived = 0
         seed = order.buffer_seed(job.seed, 0, number)
-        self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))
+        self._buffer = job.options.buffer.make(
+            job.options.batch_size, seed, pin_memory=devices.is_gpu(device)
+        )
         if buffer:  # more may come: the coordinator says again when reception is over
             self._buffer.load_state_dict({**buffer["buffer"], "over": False})
         self._batches = saved.get("batches", 0)
@@ -264,7 +311,9 @@ class OnlineWorker:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
         try:
-            self._learner.learn_all(batches.prepared(self._drawn_batches(), self._learner, self._training))
+            self._learner.learn_all(
+                batches.prepared(self._drawn_batches(), self._learner, self._training)
+            )
             self._receiver.discard()
             self._merge()
         except DivergedError as error:
@@ -306,8 +355,8 @@ class OnlineWorker:
     def _after_batch(self) -> None:
         if self._learner.skipped == MAX_SKIPPED:
             raise DivergedError(
-                f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
-                "learning rate, or check the samples of the simulations"
+                f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; "
+                "lower the learning rate, or check the samples of the simulations"
             )
         if self._losses is not None and self._batches % _SETTLE_BATCHES == 0:
             self._losses.settle(self._buffer.keys(NUMBERS))
@@ -319,10 +368,13 @@ class OnlineWorker:
             self._save_if_asked()
 
     def _merge(self) -> None:
-        """Push the weighted change since the last merge, and continue from the global parameters."""
+        """Push the weighted change since the last merge, and continue from the global
+        parameters.
+        """
         if self._merged == self._batches:
             return
-        trained, share = self._learner.finish(), 1 / self._job.num_workers
+        trained = self._learner.finish()
+        share = 1 / self._job.num_workers
         self._exchange.push_change(self._server, self._number, self._base, trained, share)
         self._continue_from(self._exchange.pull(self._server))
         self._merged = self._batches
@@ -332,11 +384,13 @@ class OnlineWorker:
             self._report()
 
     def _settle(self, *, waits: bool = False) -> None:
-        """Report, if the coordinator asks for it, once all full batches of what had arrived are trained.
+        """Report, if the coordinator asks for it, once all full batches of what had arrived are
+        trained.
 
         ``waits``: there was no batch, as the buffer holds fewer samples than its threshold.
         """
-        asked, size = self._coordinator.settle, self._job.options.batch_size
+        asked = self._coordinator.settle
+        size = self._job.options.batch_size
         if asked == self._settled:
             return
         if asked != self._asked:
@@ -352,22 +406,34 @@ class OnlineWorker:
     def _report(self, *, stops: int | None = None) -> None:
         """Report; ``stops`` is the number of a save for which this worker stops now."""
         self._reported = time.monotonic()
-        held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
+        held = len(self._buffer)
+        put = self._buffer.samples_put
+        got = self._buffer.samples_got
         counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
         waited, self._buffer.waited = self._buffer.waited, 0.0
-        report = [saved_state.encode_value(self._learner.measured().__getstate__() | counts | {"waited": waited})]
+        report = [
+            saved_state.encode_value(
+                self._learner.measured().__getstate__() | counts | {"waited": waited}
+            )
+        ]
         if self._losses is not None:
             report.append(torch.from_numpy(self._losses.report()))
         self._coordinator.send({"report": True, "settled": self._settled, "stops": stops}, report)
 
     def _save_if_asked(self) -> None:
-        """Take part in a save if there is one, and go on from the global parameters when it is complete."""
+        """Take part in a save if there is one, and go on from the global parameters when it is
+        complete.
+        """
         if self._coordinator.asked is None:
             return
         self._report(stops=self._coordinator.asked)
         self._receiver.holds_ends = True
         buffer, offsets = self._receiver.snapshot()
-        saved = {"worker": worker_to_dict(self._learner.state()), "batches": self._batches, "merged": self._merged}
+        saved = {
+            "worker": worker_to_dict(self._learner.state()),
+            "batches": self._batches,
+            "merged": self._merged,
+        }
         is_merged = self._merged == self._batches
         if not is_merged:
             own = params.from_module(self._learner.net)
@@ -376,7 +442,9 @@ class OnlineWorker:
         if self._losses is not None:
             kept["losses"] = self._losses.state_dict()
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.save([saved_state.encode_value(saved), by_stream, *saved_state.encoded_pieces(kept)])
+        self._coordinator.save(
+            [saved_state.encode_value(saved), by_stream, *saved_state.encoded_pieces(kept)]
+        )
         if is_merged:
             self._continue_from(self._exchange.pull(self._server))
 

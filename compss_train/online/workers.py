@@ -1,4 +1,6 @@
-"""The workers of an online fit as the coordinator sees them: tasks, saves, and streams that send to them."""
+"""The workers of an online fit as the coordinator sees them: tasks, saves, and streams that send to
+them.
+"""
 
 import itertools
 import shutil
@@ -44,9 +46,12 @@ START_SECONDS = 300.0
 class Worker(ConnectedTask):
     """One worker."""
 
-    def __init__(self, number: int, job: OnlineJob, engine: Engine, submit: Callable[[], Ref]) -> None:
+    def __init__(
+        self, number: int, job: OnlineJob, engine: Engine, submit: Callable[[], Ref]
+    ) -> None:
         super().__init__(engine, submit)
-        self.number, self._job = number, job
+        self.number = number
+        self._job = job
         self.url: str | None = None
         """Where it receives samples, once it does."""
         self.deaths = 0
@@ -57,7 +62,9 @@ class Worker(ConnectedTask):
         """The commands that were sent to the current attempt."""
         self.done = False
         self.asked = self.settled = -1
-        """The last numbers that ``Workers.are_settled`` has sent to this attempt, and that it has answered."""
+        """The last numbers that ``Workers.are_settled`` has sent to this attempt, and that it has
+        answered.
+        """
         self.part: SavedWorker | None = None
         """Its part of its last save."""
         self.saved: int | None = None
@@ -78,13 +85,16 @@ class Worker(ConnectedTask):
         self.losses += 1
         if self.losses >= calls.MAX_RUNS and not self.done:
             raise WorkerLostError(
-                f"worker {self.number} was started {self.losses} times, and each time its process died or its "
-                "connection broke before its next save; if memory ran out, use a smaller buffer, smaller "
-                "batches or fewer workers; if processes are killed often, a smaller checkpoint_every"
+                f"worker {self.number} was started {self.losses} times, and each time its "
+                "process died or its connection broke before its next save; if memory ran out, "
+                "use a smaller buffer, smaller batches or fewer workers; if processes are killed "
+                "often, a smaller checkpoint_every"
             )
 
     def lacks_samples(self, stream: int, samples: int) -> int:
-        """Return how many of its samples of a stream of ``samples`` its last save lacks; 0 once it is done."""
+        """Return how many of its samples of a stream of ``samples`` its last save lacks; 0 once it
+        is done.
+        """
         saved = 0 if self.part is None else self.part.offsets.get(stream, 0)
         return 0 if self.done else self._job.routed(self.number, stream, range(saved, samples))
 
@@ -96,8 +106,9 @@ class Worker(ConnectedTask):
         self.restart(self._never_connected)
         if not self.has_connected and self.seconds_disconnected > START_SECONDS:
             raise WorkerLostError(
-                f"worker {self.number} has not started within {START_SECONDS:.0f} s; all workers must run at the "
-                "same time: use fewer of them or fewer threads, and check that they reach the coordinator's node"
+                f"worker {self.number} has not started within {START_SECONDS:.0f} s; all workers "
+                "must run at the same time: use fewer of them or fewer threads, and check that "
+                "they reach the coordinator's node"
             )
 
     def _never_connected(self, error: Exception | None) -> bool:
@@ -115,20 +126,29 @@ class Worker(ConnectedTask):
 class Workers:
     """All workers: submitted together, restarted from their parts of the last save when they die.
 
-    The buffers in these parts are files in a ``folder``, which may have them at the start, with ``parts``.
+    The buffers in these parts are files in a ``folder``, which may have them at the start, with
+    ``parts``.
     """
 
     def __init__(
-        self, session: Session, job: OnlineJob, reports: Reports, folder: Path, parts: Sequence[SavedWorker] = ()
+        self,
+        session: Session,
+        job: OnlineJob,
+        reports: Reports,
+        folder: Path,
+        parts: Sequence[SavedWorker] = (),
     ) -> None:
         session.regroup(singles(range(job.num_workers)))
-        self._session, self._reports, self._folder = session, reports, folder
+        self._session = session
+        self._reports = reports
+        self._folder = folder
         self._warned = False
         self.on_losses: Callable[[int, NDArray[np.float64]], None] = lambda worker, rows: None
         """Gets the reports of workers on the losses of their samples."""
         self.asked: int | None = None
         """The number of the save that is being made."""
-        self._saves, self._urgent = 0, False
+        self._saves = 0
+        self._urgent = False
         self._waits_since: float | None = None
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.model.built.training_spec.weightless())
@@ -144,12 +164,15 @@ class Workers:
             self._resume(worker, part)
 
     def _resume(self, worker: Worker, part: SavedWorker) -> None:
-        """Let a worker continue from its part of a save, which the folder has the buffer of, or be done with it."""
+        """Let a worker continue from its part of a save, which the folder has the buffer of, or be
+        done with it.
+        """
         if part.buffer is not None:
             shutil.copyfile(part.buffer, self.buffer_of(worker.number))
             worker.part = replace(part, buffer=self.buffer_of(worker.number))
         if part.repetitions is not None:
-            worker.done, worker.repetitions = True, part.repetitions
+            worker.done = True
+            worker.repetitions = part.repetitions
             worker.state = self._session.engine.publish((part.state,))
 
     @property
@@ -164,7 +187,8 @@ class Workers:
                 worker.check()
 
     def are_settled(self, number: int) -> bool:
-        """Return whether all have trained and reported every full batch of what had arrived when this was asked.
+        """Return whether all have trained and reported every full batch of what had arrived when
+        this was asked.
 
         ``number`` counts the questions; the first call with it asks the workers.
         """
@@ -177,10 +201,13 @@ class Workers:
     # Saves
 
     def ask(self, *, urgent: bool = False) -> None:
-        """Ask the workers to take part in a save at their next merge, or at once, if all of them are there."""
+        """Ask the workers to take part in a save at their next merge, or at once, if all of them
+        are there.
+        """
         if self.asked is None and all(worker.done or worker.url is not None for worker in self.all):
             self._saves += 1
-            self.asked, self._urgent = self._saves, False
+            self.asked = self._saves
+            self._urgent = False
             self._tell({"save": self.asked, "urgent": urgent})
         elif urgent and not self._urgent:
             self._tell({"save": self.asked, "urgent": True})
@@ -189,7 +216,9 @@ class Workers:
     @property
     def all_saved(self) -> bool:
         """Whether all have taken part in the save that is being made, and wait."""
-        return self.asked is not None and all(worker.done or worker.saved == self.asked for worker in self.all)
+        return self.asked is not None and all(
+            worker.done or worker.saved == self.asked for worker in self.all
+        )
 
     @property
     def seconds_waited(self) -> float:
@@ -203,7 +232,8 @@ class Workers:
             self.asked = self._waits_since = None
 
     def store(self) -> bool:
-        """Store the parts of a save that all have taken part in, from which workers go on if they die.
+        """Store the parts of a save that all have taken part in, from which workers go on if they
+        die.
 
         Return False, with a warning, if one cannot be stored; earlier ones stay valid.
         """
@@ -212,22 +242,26 @@ class Workers:
                 continue
             worker.arrived = None
             try:
-                with files.atomic_path(self.buffer_of(worker.number)) as path, path.open("wb") as file:
+                with (
+                    files.atomic_path(self.buffer_of(worker.number)) as path,
+                    path.open("wb") as file,
+                ):
                     for array in arrived[1]:
                         file.writelines(array.pieces)
             except OSError as error:
                 self._warn_not_stored(worker, error)
                 return False
-            worker.losses, worker.part = 0, arrived[0]
+            worker.losses = 0
+            worker.part = arrived[0]
         return True
 
     def _warn_not_stored(self, worker: Worker, error: OSError) -> None:
         if not self._warned:
             self._warned = True
             validation.warn_user(
-                f"the buffer of worker {worker.number} could not be saved: {error}; training continues; a worker "
-                "that dies resumes from an earlier save: free space, set TMPDIR to another folder, or give "
-                "checkpoint_every=None"
+                f"the buffer of worker {worker.number} could not be saved: {error}; training "
+                "continues; a worker that dies resumes from an earlier save: free space, set "
+                "TMPDIR to another folder, or give checkpoint_every=None"
             )
 
     def parts(self) -> list[SavedWorker]:
@@ -242,7 +276,8 @@ class Workers:
 
     def _tell(self, header: Header) -> None:
         for worker in self.all:
-            if worker.url is not None:  # otherwise the reply to its greeting must be the first message
+            # Otherwise the reply to its greeting must be the first message.
+            if worker.url is not None:
                 worker.send(header)
 
     def broadcast(self, command: Literal["end_reception", "stop"]) -> None:
@@ -288,15 +323,20 @@ class Workers:
             with parsing():
                 failed, trace = (shortened(str(header[name])) for name in ("failed", "traceback"))
             engine = self._session.engine
-            if engine.wait([worker.ref], FAILURE_SECONDS):  # it has the exception, messages hold its text only
+            # It has the exception, messages hold its text only.
+            if engine.wait([worker.ref], FAILURE_SECONDS):
                 engine.fetch([worker.ref])
-            raise RuntimeError(f"worker {worker.number} failed: {failed}") from WorkerTraceback(trace)
+            raise RuntimeError(f"worker {worker.number} failed: {failed}") from WorkerTraceback(
+                trace
+            )
         elif worker.done:
             return None  # this attempt only receives, so that no stream waits for it
         elif "report" in header:
             with parsing():
                 report = WorkerReport(**saved_state.decode_value(arrays[0].tensor()))
-                losses = arrays[1].tensor().double().numpy().reshape(-1, 5) if len(arrays) > 1 else None
+                losses = (
+                    arrays[1].tensor().double().numpy().reshape(-1, 5) if len(arrays) > 1 else None
+                )
                 settled = int(header.get("settled", worker.settled))
             self._reports.add(worker.number, report)
             if losses is not None:
@@ -311,14 +351,18 @@ class Workers:
                 position = saved_state.decode_value(torch.from_numpy(saved))
                 state = worker_from_dict(position.pop("worker"))
                 pairs: Any = offsets.astype(np.int64, casting="safe").reshape(-1, 2).tolist()
-                part = SavedWorker(state, position, dict(pairs), buffer=self.buffer_of(worker.number))
+                part = SavedWorker(
+                    state, position, dict(pairs), buffer=self.buffer_of(worker.number)
+                )
             if number == self.asked:  # otherwise a worker has died since
-                worker.saved, worker.arrived = number, (part, arrays[2:])
+                worker.saved = number
+                worker.arrived = (part, arrays[2:])
         elif "done" in header:
             with parsing():
                 repetitions = [int(number) for number in header["repetitions"]]
                 state = worker_from_dict(saved_state.decode_value(arrays[0].tensor()))
-            worker.done, worker.repetitions = True, repetitions
+            worker.done = True
+            worker.repetitions = repetitions
             worker.state = self._session.engine.publish((state,))
         return None
 
@@ -357,10 +401,15 @@ class StreamRouter:
     """
 
     def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
-        self._workers, self._key, self._paired = workers, key, paired
+        self._workers = workers
+        self._key = key
+        self._paired = paired
         self.next_number = 0
-        """Of the next sender's stream; the streams of simulations have the numbers of these, which are below."""
-        self._active: dict[Client, list[int]] = {}  # how often each worker had died when it was accepted
+        """Of the next sender's stream; the streams of simulations have the numbers of these, which
+        are below.
+        """
+        # How often each worker had died when it was accepted.
+        self._active: dict[Client, list[int]] = {}
         self._urls: list[str | None] = []
 
     def number(self) -> int:
@@ -376,13 +425,22 @@ class StreamRouter:
         client.send({"accepted": True, **reply})
 
     def unregister(self, client: Client) -> list[Worker]:
-        """Remove a stream that has ended; return the workers that have died since it was accepted."""
+        """Remove a stream that has ended; return the workers that have died since it was
+        accepted.
+        """
         deaths = self._active.pop(client)
-        return [worker for worker, before in zip(self._workers, deaths, strict=True) if worker.deaths != before]
+        return [
+            worker
+            for worker, before in zip(self._workers, deaths, strict=True)
+            if worker.deaths != before
+        ]
 
     def update(self) -> None:
-        """Send the addresses of the workers to all streams if one has changed; without one a worker has died."""
-        before, self._urls = self._urls, [worker.url for worker in self._workers]
+        """Send the addresses of the workers to all streams if one has changed; without one a worker
+        has died.
+        """
+        before = self._urls
+        self._urls = [worker.url for worker in self._workers]
         if self._urls != before:
             for client in self._active:
                 client.send({"workers": self._urls})

@@ -16,13 +16,16 @@ from compss_train.parameter_server.local import ArraySpecs, ParameterServer, cop
 
 
 class RemoteParameterServer(ParameterServer):
-    """A parameter server at an address, for any number of threads of this process; see ``connect``."""
+    """A parameter server at an address, for any number of threads of this process; see
+    ``connect``.
+    """
 
     def __init__(self, address: Address, timeout: float, name: str | None, generation: int) -> None:
         self._known_specs: dict[str, ArraySpecs] = {}
         greeting = {"client": f"named {name}", "generation": generation}
         goodbye = None
-        if name is None:  # the server can forget it: after its goodbye, or when it repeats no calls any more
+        # The server can forget it: after its goodbye, or when it repeats no calls any more.
+        if name is None:
             greeting |= {"client": f"unnamed {uuid.uuid4().hex}", "timeout": timeout}
             goodbye = {"call": "goodbye"}
         self._caller = Caller(address, greeting, goodbye, timeout)
@@ -44,7 +47,9 @@ class RemoteParameterServer(ParameterServer):
 
     def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
         """Send what was saved."""
-        self._caller.call("load", parameter_id, [encode_value(saved)], changes=True, optimized=optimized)
+        self._caller.call(
+            "load", parameter_id, [encode_value(saved)], changes=True, optimized=optimized
+        )
         self._known_specs[parameter_id] = specs_of(saved["values"])
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
@@ -56,7 +61,10 @@ class RemoteParameterServer(ParameterServer):
         if weights is None:
             return [array.tensor() for array in pulled]
         # Either one array or as many as weights.
-        copy_values([array.tensor(_memory(own)) for array, own in zip(pulled, weights, strict=False)], weights)
+        copy_values(
+            [array.tensor(_memory(own)) for array, own in zip(pulled, weights, strict=False)],
+            weights,
+        )
         return weights
 
     def _specs(self, key: str) -> ArraySpecs:
@@ -70,7 +78,9 @@ class RemoteParameterServer(ParameterServer):
 
 
 def _memory(weight: Block) -> torch.Tensor | None:
-    """Return a tensor in the weight's memory (a copy's if it is read-only), or ``None`` if it is not contiguous."""
+    """Return a tensor in the weight's memory (a copy's if it is read-only), or ``None`` if it is
+    not contiguous.
+    """
     tensor = as_tensor(weight).detach()
     return tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else None
 
@@ -78,24 +88,27 @@ def _memory(weight: Block) -> torch.Tensor | None:
 def connect(
     address: str, token: str, *, timeout: float = 60.0, name: str | None = None, generation: int = 0
 ) -> RemoteParameterServer:
-    """Return the parameter server at an address; address and token are attributes of what ``serve`` returned.
+    """Return the parameter server at an address; address and token are attributes of what ``serve``
+    returned.
 
-    A push returns when ZeroMQ has it, which sends it in the background; if the server rejects it, the next call
-    raises the error. If the connection breaks, the next call connects again and repeats unanswered calls; the
-    server executes none of them twice. Threads that share a client wait for one another.
+    A push returns when ZeroMQ has it, which sends it in the background; if the server rejects it,
+    the next call raises the error. If the connection breaks, the next call connects again and
+    repeats unanswered calls; the server executes none of them twice. Threads that share a client
+    wait for one another.
 
-    If a task died and runs again, give its client a ``name``: the same calls for a key in the same order count
-    once. Its n-th ``init`` or ``push`` of a key is executed only if that of the earlier client was not; a ``pull``
-    returns the current arrays. Only one client at a time may use a name, and it must call each key from one thread,
-    so that the order is the same.
+    If a task died and runs again, give its client a ``name``: the same calls for a key in the same
+    order count once. Its n-th ``init`` or ``push`` of a key is executed only if that of the earlier
+    client was not; a ``pull`` returns the current arrays. Only one client at a time may use a name,
+    and it must call each key from one thread, so that the order is the same.
 
-    If tasks with one name follow one another, such as a worker's round after round, give their number as
-    ``generation``. The server keeps only the records of the latest one: its first call ends earlier generations,
-    whose calls are then ignored.
+    If tasks with one name follow one another, such as a worker's round after round, give their
+    number as ``generation``. The server keeps only the records of the latest one: its first call
+    ends earlier generations, whose calls are then ignored.
 
-    Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
-    wrong token, both here and in calls of the client. Raises ``ValueError`` for an invalid address, a name that is
-    not a string or is empty, an empty token, a timeout that is not above 0, and a negative generation.
+    Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and
+    ``PermissionError`` for a wrong token, both here and in calls of the client. Raises
+    ``ValueError`` for an invalid address, a name that is not a string or is empty, an empty token,
+    a timeout that is not above 0, and a negative generation.
     """
     check_token(token)
     check_seconds("timeout", timeout)

@@ -1,4 +1,6 @@
-"""Parameter servers: their interface, the checks of the arrays, and the server in the memory of a process."""
+"""Parameter servers: their interface, the checks of the arrays, and the server in the memory of a
+process.
+"""
 
 import copy
 import threading
@@ -22,45 +24,55 @@ ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 class ParameterServer(Closable):
     """A store of parameters by key.
 
-    A key is one parameter, or several (a layer's weight and bias, for example). For one parameter, any number of
-    gradients may be pushed, such as one from each device, and they are summed; a pull fills any number of arrays.
-    For a key with several parameters, push and pull exactly one array for each.
+    A key is one parameter, or several (a layer's weight and bias, for example). For one parameter,
+    any number of gradients may be pushed, such as one from each device, and they are summed; a pull
+    fills any number of arrays. For a key with several parameters, push and pull exactly one array
+    for each.
 
-    Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon as ``push``
-    returns. A pull sees every earlier push of the same key by the same client; pushes of different clients are
-    never lost. Among different keys, calls with a higher priority are executed first.
+    Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon
+    as ``push`` returns. A pull sees every earlier push of the same key by the same client; pushes
+    of different clients are never lost. Among different keys, calls with a higher priority are
+    executed first.
 
     Source: the interface of ``ai.djl.training.ParameterServer``, which wraps MXNet's KVStore.
 
-    Raises ``ValueError`` for a key that already exists (``init``) or does not exist, and for arrays of another
-    shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
+    Raises ``ValueError`` for a key that already exists (``init``) or does not exist, and for arrays
+    of another shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
     """
 
     def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
         """Set the arrays of a new key, one for each of its parameters; they are copied.
 
-        With ``optimized=False`` pushed arrays are added to them, even if the server has an optimizer.
+        With ``optimized=False`` pushed arrays are added to them, even if the server has an
+        optimizer.
         """
         self._init(parameter_id, check_sequence("value", value), optimized)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
-        """Update a key by a step of the server's optimizer with these gradients; without an optimizer, add them.
+        """Update a key by a step of the server's optimizer with these gradients; without an
+        optimizer, add them.
 
-        With ``serve`` this happens later, while this program continues; a push waits while too many others are
-        unanswered.
+        With ``serve`` this happens later, while this program continues; a push waits while too many
+        others are unanswered.
         """
         check_arrays(parameter_id, self._specs(parameter_id), "grads", grads)
         self._push(parameter_id, grads, validation.check_integer("priority", priority))
 
-    def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Copy a key's arrays into ``weights``, on their devices, or into new tensors; return them."""
+    def pull(
+        self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0
+    ) -> Sequence[Block]:
+        """Copy a key's arrays into ``weights``, on their devices, or into new tensors; return
+        them.
+        """
         if weights is not None:
             check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
         return self._pull(parameter_id, weights, validation.check_integer("priority", priority))
 
     @abstractmethod
     def save(self, parameter_id: str) -> dict[str, Any]:
-        """Return a key's arrays and the state of its optimizer, as plain values and tensors, for ``load``."""
+        """Return a key's arrays and the state of its optimizer, as plain values and tensors, for
+        ``load``.
+        """
 
     @abstractmethod
     def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
@@ -80,7 +92,9 @@ class ParameterServer(Closable):
 
     @abstractmethod
     def _specs(self, key: str) -> ArraySpecs:
-        """Return the dtypes and shapes of a key's arrays; raise ``ValueError`` if the key does not exist."""
+        """Return the dtypes and shapes of a key's arrays; raise ``ValueError`` if the key does not
+        exist.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -88,7 +102,9 @@ class ParameterServer(Closable):
 
 
 def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:
-    """Raise ``ValueError`` unless the arrays agree with a key's arrays in number, dtypes and shapes."""
+    """Raise ``ValueError`` unless the arrays agree with a key's arrays in number, dtypes and
+    shapes.
+    """
     check_specs(key, specs, name, specs_of(check_sequence(name, arrays)))
 
 
@@ -99,15 +115,21 @@ def check_specs(key: str, specs: ArraySpecs, name: str, passed: ArraySpecs) -> N
     for number, (dtype, shape) in enumerate(passed):
         if (dtype, shape) != (expected := specs[number if len(specs) > 1 else 0]):
             raise ValueError(
-                f"{key!r} holds an array of {expected[0]} {expected[1]}, but {name}[{number}] is of "
-                f"{str(dtype).removeprefix('torch.')} {shape}; dtypes and shapes must agree"
+                f"{key!r} holds an array of {expected[0]} {expected[1]}, but {name}[{number}] is "
+                f"of {str(dtype).removeprefix('torch.')} {shape}; dtypes and shapes must agree"
             )
 
 
 def check_sequence(name: str, arrays: Sequence[Block]) -> Sequence[Block]:
-    """Return a sequence of at least one array; raise ``TypeError`` or ``ValueError`` for any other value."""
-    if not isinstance(arrays, list | tuple) or not all(isinstance(a, np.ndarray | torch.Tensor) for a in arrays):
-        raise TypeError(f"{name} must be a list of arrays or tensors, not {type(arrays).__name__}; give [array]")
+    """Return a sequence of at least one array; raise ``TypeError`` or ``ValueError`` for any other
+    value.
+    """
+    if not isinstance(arrays, list | tuple) or not all(
+        isinstance(a, np.ndarray | torch.Tensor) for a in arrays
+    ):
+        raise TypeError(
+            f"{name} must be a list of arrays or tensors, not {type(arrays).__name__}; give [array]"
+        )
     if not arrays:
         raise ValueError(f"{name}=[]: give at least one array")
     return arrays
@@ -115,7 +137,10 @@ def check_sequence(name: str, arrays: Sequence[Block]) -> Sequence[Block]:
 
 def specs_of(arrays: Sequence[Block]) -> ArraySpecs:
     """Return the torch dtype and the shape of each array or tensor."""
-    none = [as_tensor(np.empty(0, array.dtype)) if isinstance(array, np.ndarray) else array for array in arrays]
+    none = [
+        as_tensor(np.empty(0, array.dtype)) if isinstance(array, np.ndarray) else array
+        for array in arrays
+    ]
     return [(each.dtype, tuple(array.shape)) for each, array in zip(none, arrays, strict=True)]
 
 
@@ -126,7 +151,10 @@ class Entry:
     """
 
     def __init__(
-        self, value: Sequence[Block], optimizer: OptimizerFactory | None, saved: dict[str, Any] | None
+        self,
+        value: Sequence[Block],
+        optimizer: OptimizerFactory | None,
+        saved: dict[str, Any] | None,
     ) -> None:
         self._values: list[torch.Tensor] = [cpu_copy(block) for block in value]
         self.specs: ArraySpecs = [(value.dtype, tuple(value.shape)) for value in self._values]
@@ -136,7 +164,8 @@ class Entry:
         """For servers with several threads."""
         if optimizer is not None:
             parameters = [nn.Parameter(value) for value in self._values]
-            self._values, self._optimizer = list(parameters), optimizer(parameters)
+            self._values = list(parameters)
+            self._optimizer = optimizer(parameters)
             if saved is not None:
                 self._optimizer.load_state_dict(saved)
 
@@ -165,7 +194,9 @@ class Entry:
             value.grad = None
 
     def _sums(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return one gradient per array; gradients of a single array, from several devices, are summed."""
+        """Return one gradient per array; gradients of a single array, from several devices, are
+        summed.
+        """
         if len(self._values) > 1 or len(grads) == 1:
             return grads
         total = grads[0].clone()
@@ -180,11 +211,11 @@ class LocalParameterServer(ParameterServer):
     Parameters
     ----------
     optimizer:
-        The optimizer that updates a key with pushed gradients, as for ``build``: ``{"optimizer": "sgd",
-        "lr": 0.1}``, for example. ``None``, the default, adds pushed arrays.
+        The optimizer that updates a key with pushed gradients, as for ``build``: ``{"optimizer":
+        "sgd", "lr": 0.1}``, for example. ``None``, the default, adds pushed arrays.
 
-    The calling thread executes a call at once, so priorities have no effect. Threads that call the same key wait
-    for one another.
+    The calling thread executes a call at once, so priorities have no effect. Threads that call the
+    same key wait for one another.
     """
 
     def __init__(self, optimizer: OptimizerSpec | None = None) -> None:
@@ -200,9 +231,13 @@ class LocalParameterServer(ParameterServer):
             return self._entries[key]
         except KeyError:
             known = ", ".join(map(repr, list(self._entries)[:10])) or "none"
-            raise ValueError(f"{key!r} does not exist; call init first. Existing keys: {known}") from None
+            raise ValueError(
+                f"{key!r} does not exist; call init first. Existing keys: {known}"
+            ) from None
 
-    def _init(self, key: str, value: Sequence[Block], optimized: bool, saved: dict[str, Any] | None = None) -> None:
+    def _init(
+        self, key: str, value: Sequence[Block], optimized: bool, saved: dict[str, Any] | None = None
+    ) -> None:
         self._check_open()
         entry = Entry(value, self.optimizer if optimized else None, saved)
         with self._adding:
@@ -221,7 +256,8 @@ class LocalParameterServer(ParameterServer):
         self._init(parameter_id, saved["values"], optimized, saved["optimizer"])
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
-        own, entry = [cpu_copy(grad) for grad in grads], self.entry(key)
+        own = [cpu_copy(grad) for grad in grads]
+        entry = self.entry(key)
         with entry.lock:
             entry.update(own)
 
@@ -246,7 +282,9 @@ class LocalParameterServer(ParameterServer):
 
 
 def _add(value: torch.Tensor, grad: torch.Tensor) -> None:
-    """Add in this thread alone: torch would use several threads, which wait for one another on busy machines."""
+    """Add in this thread alone: torch would use several threads, which wait for one another on busy
+    machines.
+    """
     if value.dtype == torch.bfloat16:  # not supported by numpy
         value += grad
     else:

@@ -1,4 +1,6 @@
-"""The thread of a served parameter server, and the records by which it executes no call of a client twice."""
+"""The thread of a served parameter server, and the records by which it executes no call of a client
+twice.
+"""
 
 import heapq
 import itertools
@@ -29,17 +31,23 @@ MAX_BACKLOG = 2**28
 MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
 _STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
 _FORGET_SECONDS = 600.0
-"""How long a client without a name is remembered after its connection was lost, unless it waits longer itself."""
+"""How long a client without a name is remembered after its connection was lost, unless it waits
+longer itself.
+"""
 
 
 @dataclass
 class KeyCalls:
-    """A client's calls that change one key. Its n-th call is executed once, however often it is received."""
+    """A client's calls that change one key. Its n-th call is executed once, however often it is
+    received.
+    """
 
     next: int = 0
     """The number of calls received so far."""
     waiting: dict[int, int] = field(default_factory=dict)
-    """The calls that are to be executed, and the number of the request with which each was received last."""
+    """The calls that are to be executed, and the number of the request with which each was received
+    last.
+    """
     errors: dict[int, CallError] = field(default_factory=dict)
     """The errors that answer calls, each time that they are received."""
 
@@ -51,9 +59,13 @@ class Records:
     name: str
     generation: int
     continued: bool = False
-    """Whether its earlier calls, which were all answered, were forgotten: it may begin with any count."""
+    """Whether its earlier calls, which were all answered, were forgotten: it may begin with any
+    count.
+    """
     timeout: float | None = None
-    """Seconds that it waits for an answer; ``None`` for a client with a name, which is never forgotten."""
+    """Seconds that it waits for an answer; ``None`` for a client with a name, which is never
+    forgotten.
+    """
     connections: list[Client] = field(default_factory=list)
     forget_at: float = math.inf
     """When it will be forgotten, unless it connects again."""
@@ -91,7 +103,9 @@ class _Waiting:
 
 
 class CallQueue:
-    """Waiting calls: those of one key in order, and the key of the call with the highest priority first."""
+    """Waiting calls: those of one key in order, and the key of the call with the highest priority
+    first.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -114,8 +128,10 @@ class CallQueue:
             heapq.heappop(self._by_priority)
         if not self._by_priority:
             return None
-        call = self._by_key[self._by_priority[0][2].key].popleft()  # earlier calls of the same key come first
-        run, call.run = call.run, None
+        # Earlier calls of the same key come first.
+        call = self._by_key[self._by_priority[0][2].key].popleft()
+        run = call.run
+        call.run = None
         self.size -= call.size
         return run
 
@@ -128,12 +144,18 @@ def _described(error: Exception) -> CallError:
 
 
 class ServerLoop(Closable):
-    """A thread that receives, executes and answers calls; those with a high priority overtake earlier ones."""
+    """A thread that receives, executes and answers calls; those with a high priority overtake
+    earlier ones.
+    """
 
     def __init__(
-        self, server: MessageServer, store: LocalParameterServer, clock: Callable[[], float] = time.monotonic
+        self,
+        server: MessageServer,
+        store: LocalParameterServer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server, self._clock = server, clock
+        self._server = server
+        self._clock = clock
         self.address, self.token = server.address.url, server.address.token
         """Where it listens, and what clients need."""
         self._queue = CallQueue()
@@ -160,15 +182,21 @@ class ServerLoop(Closable):
         return {name: bool(records.connections) for name, records in list(self._clients.items())}
 
     def close(self) -> None:
-        """Execute all received calls, and end; may be called again. Raises ``RuntimeError`` if the thread died."""
+        """Execute all received calls, and end; may be called again. Raises ``RuntimeError`` if the
+        thread died.
+        """
         self._stopped.set()
         self._thread.join()
-        failed, self._failed = self._failed, None
+        failed = self._failed
+        self._failed = None
         if failed is not None:
             raise RuntimeError(self._end_of(failed)) from failed
 
     def _end_of(self, error: BaseException) -> str:
-        return f"the thread of the parameter server at {self.address} has died: {type(error).__name__}: {error}"
+        return (
+            f"the thread of the parameter server at {self.address} has died: "
+            f"{type(error).__name__}: {error}"
+        )
 
     def _run(self) -> None:
         with self._server:
@@ -200,7 +228,10 @@ class ServerLoop(Closable):
 
     def _receive(self, timeout: float = 0.0) -> None:
         """Receive all pending messages: the last may have the highest priority."""
-        while self._queue.size < MAX_BACKLOG and (received := self._server.receive(timeout)) is not None:
+        while (
+            self._queue.size < MAX_BACKLOG
+            and (received := self._server.receive(timeout)) is not None
+        ):
             timeout = 0.0
             client, header, arrays = received
             try:
@@ -214,13 +245,16 @@ class ServerLoop(Closable):
                 client.refuse(error)
 
     def _greeted(self, client: Client, greeting: Header) -> None:
-        """Continue the records of a client; a later generation of its name forgets the earlier ones.
+        """Continue the records of a client; a later generation of its name forgets the earlier
+        ones.
 
         The calls of an earlier generation are not executed any more.
         """
         with parsing():
-            name, generation = str(greeting["client"]), int(greeting["generation"])
-            timeout, continued = greeting.get("timeout"), greeting.get("continues") == self._id
+            name = str(greeting["client"])
+            generation = int(greeting["generation"])
+            timeout = greeting.get("timeout")
+            continued = greeting.get("continues") == self._id
             timeout = None if timeout is None else float(timeout)
         known = self._clients.get(name)
         if known is None or generation > known.generation:
@@ -231,7 +265,9 @@ class ServerLoop(Closable):
         known.connections.append(client)
 
     def _lost(self, client: Client) -> None:
-        """Take note of a lost connection; a client without a name and another one will be forgotten."""
+        """Take note of a lost connection; a client without a name and another one will be
+        forgotten.
+        """
         if (records := self._connected.pop(client, None)) is None:
             return
         records.connections = [each for each in records.connections if each is not client]
@@ -240,10 +276,16 @@ class ServerLoop(Closable):
             heapq.heappush(self._absent, (records.forget_at, next(self._losses), records))
 
     def _forget_absent(self) -> None:
-        """Forget clients without a name that can no longer repeat a call: they died without a goodbye."""
+        """Forget clients without a name that can no longer repeat a call: they died without a
+        goodbye.
+        """
         while self._absent and self._absent[0][0] <= self._clock():
             due, _, records = heapq.heappop(self._absent)
-            if due == records.forget_at and not records.connections and self._clients.get(records.name) is records:
+            if (
+                due == records.forget_at
+                and not records.connections
+                and self._clients.get(records.name) is records
+            ):
                 del self._clients[records.name]
 
     def _call(self, records: Records, header: Header, arrays: list[ReceivedArray]) -> None:
@@ -263,7 +305,9 @@ class ServerLoop(Closable):
                     self._enqueue(request, lambda: self._answer(request, arrays=entry.values))
                 case "save":
                     entry = self._store.entry(request.key)
-                    self._enqueue(request, lambda: self._answer(request, arrays=[encode_value(entry.state())]))
+                    self._enqueue(
+                        request, lambda: self._answer(request, arrays=[encode_value(entry.state())])
+                    )
                 case other:
                     names = "hello, init, load, push, pull, save or goodbye"
                     raise ValueError(f"unknown call {other!r}; use {names}")
@@ -273,7 +317,8 @@ class ServerLoop(Closable):
     def _change_once(self, request: _Request) -> None:
         """Execute a call unless it was executed before.
 
-        A connection brings the calls of a key in order, beginning with the first one that has no answer.
+        A connection brings the calls of a key in order, beginning with the first one that has no
+        answer.
         """
         records = request.records
         if (calls := records.keys.get(request.key)) is None:
@@ -289,7 +334,9 @@ class ServerLoop(Closable):
             self._answer(request, calls.errors.get(request.count))
         else:
             missing = f"call {request.count} of {request.key!r} came before call {calls.next}"
-            raise ValueError(f"{missing}; if the server was restarted, use a new client: connect(...)")
+            raise ValueError(
+                f"{missing}; if the server was restarted, use a new client: connect(...)"
+            )
 
     def _change(self, request: _Request, calls: KeyCalls) -> None:
         try:
@@ -298,7 +345,9 @@ class ServerLoop(Closable):
                 return
             arrays = [array.tensor() for array in request.arrays]
             if request.call == "load":
-                self._store.load(request.key, decode_value(arrays[0]), optimized=bool(request.optimized))
+                self._store.load(
+                    request.key, decode_value(arrays[0]), optimized=bool(request.optimized)
+                )
             else:
                 self._store.init(request.key, arrays, optimized=bool(request.optimized))
         except Exception as error:
@@ -307,14 +356,23 @@ class ServerLoop(Closable):
 
     def _queue_update(self, request: _Request, calls: KeyCalls) -> None:
         entry = self._store.entry(request.key)
-        check_specs(request.key, entry.specs, "grads", [(array.dtype, array.shape) for array in request.arrays])
+        check_specs(
+            request.key,
+            entry.specs,
+            "grads",
+            [(array.dtype, array.shape) for array in request.arrays],
+        )
 
         def update() -> None:
             try:
                 entry.update([self._gradient(*numbered) for numbered in enumerate(request.arrays)])
             except Exception as error:
-                calls.errors[request.count] = "RuntimeError", shortened(f"{type(error).__name__}: {error}")
-            number, call_error = calls.waiting.pop(request.count), calls.errors.get(request.count)
+                calls.errors[request.count] = (
+                    "RuntimeError",
+                    shortened(f"{type(error).__name__}: {error}"),
+                )
+            number = calls.waiting.pop(request.count)
+            call_error = calls.errors.get(request.count)
             if call_error is None:
                 self._executed[request.records].append(number)
             else:
@@ -324,7 +382,9 @@ class ServerLoop(Closable):
         self._enqueue(request, update)
 
     def _gradient(self, place: int, array: ReceivedArray) -> torch.Tensor:
-        """Return a received array: in reused memory, unless an optimizer could keep a reference to it."""
+        """Return a received array: in reused memory, unless an optimizer could keep a reference to
+        it.
+        """
         if not self._reuses_memory or len(array.pieces) == 1:
             return array.tensor()
         memory = self._memory.get(place)
@@ -339,14 +399,22 @@ class ServerLoop(Closable):
             except Exception as error:  # an answer that is too large, for example
                 self._answer(request, _described(error))
 
-        self._queue.add(request.key, request.priority, sum(array.size for array in request.arrays), run)
+        self._queue.add(
+            request.key, request.priority, sum(array.size for array in request.arrays), run
+        )
 
     def _answer(
-        self, request: _Request, error: CallError | None = None, arrays: Sequence[torch.Tensor] = (), **fields: str
+        self,
+        request: _Request,
+        error: CallError | None = None,
+        arrays: Sequence[torch.Tensor] = (),
+        **fields: str,
     ) -> None:
         errors = {} if error is None else {"error": error}
         self._send(request.records, {"numbers": [request.number], **errors, **fields}, arrays)
 
     def _send(self, records: Records, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
         """Send an answer over all connections of a client; at most one of them still works."""
-        records.connections = [client for client in records.connections if client.send(header, arrays)]
+        records.connections = [
+            client for client in records.connections if client.send(header, arrays)
+        ]

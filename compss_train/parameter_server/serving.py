@@ -1,7 +1,8 @@
-"""Serving parameters over ZeroMQ, which the extra ``online`` installs: from a thread, or from another process.
+"""Serving parameters over ZeroMQ, which the extra ``online`` installs: from a thread, or from
+another process.
 
-A process is needed where threads of this one cannot be relied on. PyCOMPSs, for example, holds the global
-interpreter lock while its binding waits for a task.
+A process is needed where threads of this one cannot be relied on. PyCOMPSs, for example, holds the
+global interpreter lock while its binding waits for a task.
 """
 
 import os
@@ -26,24 +27,26 @@ _CLOSE_SECONDS = 1.0
 def serve(
     address: str | None = None, *, optimizer: OptimizerSpec | None = None, token: str | None = None
 ) -> ServerLoop:
-    """Serve parameters to clients in other processes, or on other nodes, from a thread of this process.
+    """Serve parameters to clients in other processes, or on other nodes, from a thread of this
+    process.
 
     Parameters
     ----------
     address:
-        The address to listen on. ``None``, the default, is for clients on this machine, of this user: a socket file
-        in a folder that other users cannot open, or a free loopback port where socket files are impossible.
-        ``tcp://*:5555`` accepts connections from other machines, ``tcp://127.0.0.1:5555`` from this one. Over TCP
-        connections are authenticated and encrypted.
+        The address to listen on. ``None``, the default, is for clients on this machine, of this
+        user: a socket file in a folder that other users cannot open, or a free loopback port where
+        socket files are impossible. ``tcp://*:5555`` accepts connections from other machines,
+        ``tcp://127.0.0.1:5555`` from this one. Over TCP connections are authenticated and
+        encrypted.
     optimizer:
         As for ``LocalParameterServer``.
     token:
-        The secret that clients need; ``None`` (default) draws a random one. It is not sent. Anyone who has it has
-        all the rights of a client, and anyone who records TCP messages can try guesses: use
-        ``secrets.token_urlsafe()``.
+        The secret that clients need; ``None`` (default) draws a random one. It is not sent. Anyone
+        who has it has all the rights of a client, and anyone who records TCP messages can try
+        guesses: use ``secrets.token_urlsafe()``.
 
-    Raises ``OSError`` if it cannot listen at the address, and ``ValueError`` for an address that is not TCP and for
-    an empty token.
+    Raises ``OSError`` if it cannot listen at the address, and ``ValueError`` for an address that is
+    not TCP and for an empty token.
     """
     store = LocalParameterServer(optimizer)
     token = new_token() if token is None else check_token(token)
@@ -51,12 +54,15 @@ def serve(
 
 
 class ServingProcess(Closable):
-    """A server in the process ``pid``: its ``address``, the ``token`` that clients need, and ``close``."""
+    """A server in the process ``pid``: its ``address``, the ``token`` that clients need, and
+    ``close``.
+    """
 
     def __init__(self, address: str | None, optimizer: OptimizerSpec | None) -> None:
         context = LokyContext()
         self._pipe, theirs = context.Pipe()
-        arguments = theirs, address, cloudpickle.dumps(optimizer)  # it may be a function of this program
+        # It may be a function of this program.
+        arguments = theirs, address, cloudpickle.dumps(optimizer)
         self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
         self._process.start()
         self.pid: int = self._process.pid
@@ -68,7 +74,10 @@ class ServingProcess(Closable):
         except BaseException as error:
             self.close()
             if isinstance(error, EOFError):
-                text = "the parameter server's process ended before it served; its error output is above"
+                text = (
+                    "the parameter server's process ended before it served; its error output "
+                    "is above"
+                )
                 raise OSError(text) from None
             raise
 
@@ -81,11 +90,14 @@ class ServingProcess(Closable):
         self._process.join()
 
 
-def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
-    """Serve parameters like ``serve``, from another process that ends with this one, even if this one is killed.
+def serve_apart(
+    address: str | None = None, *, optimizer: OptimizerSpec | None = None
+) -> ServingProcess:
+    """Serve parameters like ``serve``, from another process that ends with this one, even if this
+    one is killed.
 
-    Starting it takes as long as importing torch. Raises ``OSError`` if it cannot listen at the address or load the
-    optimizer.
+    Starting it takes as long as importing torch. Raises ``OSError`` if it cannot listen at the
+    address or load the optimizer.
     """
     return ServingProcess(address, optimizer)
 
@@ -95,7 +107,8 @@ def _serve_until_closed(pipe: Any, address: str | None, optimizer: bytes) -> Non
 
     Sends the address, the token, and an error that is empty if it serves.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
+    # Ctrl-C is for the parent, which then closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serving = serve(address, optimizer=pickle.loads(optimizer))
     except Exception as error:

@@ -1,7 +1,8 @@
-"""What a round costs, as a history has measured it, and what it would take with another number of workers.
+"""What a round costs, as a history has measured it, and what it would take with another number of
+workers.
 
-A round takes each process ``⌈workers / processes⌉`` tasks, one after another, and then a merge, whose seconds grow
-with the versions that its tree of tasks reads one after another.
+A round takes each process ``⌈workers / processes⌉`` tasks, one after another, and then a merge,
+whose seconds grow with the versions that its tree of tasks reads one after another.
 """
 
 from collections.abc import Sequence
@@ -35,28 +36,35 @@ class RoundCost:
     """Overhead of a task in seconds, besides training."""
 
     def seconds(self, workers: int, processes: int) -> tuple[float, float]:
-        """Return the seconds of training, and those of all else, if this many workers share the same samples."""
+        """Return the seconds of training, and those of all else, if this many workers share the
+        same samples.
+        """
         tasks = ceil(workers / processes)
         merge = self.merge * _reads(workers) / _reads(self.workers)
         return tasks * self.samples / workers * self.sample, merge + tasks * self.task
 
 
 def measured_cost(history: Sequence[Record]) -> RoundCost:
-    """Return the mean cost of the rounds after the first epoch, or, in a single epoch, after the first round.
+    """Return the mean cost of the rounds after the first epoch, or, in a single epoch, after the
+    first round.
 
-    With the same workers and processes, a prediction is as measured. Raises ``ValueError`` for a history without
-    synchronous merges.
+    With the same workers and processes, a prediction is as measured. Raises ``ValueError`` for a
+    history without synchronous merges.
     """
     if not history or any(record.get("merge") != "synchronous" for record in history):
         raise ValueError("its workers do not merge in rounds: name a run with merge='synchronous'")
-    later = [number for number, record in enumerate(history) if record["epoch"] > history[0]["epoch"]]
+    later = [
+        number for number, record in enumerate(history) if record["epoch"] > history[0]["epoch"]
+    ]
     kept = later or list(range(min(1, len(history) - 1), len(history)))
     totals = round_totals(worker_intervals(history))
-    kept = [number for number in kept if number in totals]  # early ones of many workers have no entries
+    # Early ones of many workers have no entries.
+    kept = [number for number in kept if number in totals]
     if not kept:
         raise ValueError("its rounds have no times of workers")
     rounds = [history[number] for number in kept]
-    workers, processes = max(len(each["workers"]) for each in rounds), _processes(rounds)
+    workers = max(len(each["workers"]) for each in rounds)
+    processes = _processes(rounds)
     samples, seconds = (fmean(each[name] for each in rounds) for name in ("samples", "seconds"))
     busy = fmean(sum(own["seconds"] for own in each["workers"]) for each in rounds)
     tasks = ceil(workers / processes)
@@ -90,5 +98,6 @@ def _reads(workers: int) -> int:
     """Return how many versions a merge reads one after another."""
     reads = 0
     while workers > _ARITY:
-        reads, workers = reads + _ARITY, ceil(workers / _ARITY)
+        reads = reads + _ARITY
+        workers = ceil(workers / _ARITY)
     return reads + workers

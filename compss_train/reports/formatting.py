@@ -14,7 +14,9 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: object) -> str:
-    """Return a number with 4 significant digits, a whole number in full, and any other value as ``str`` does."""
+    """Return a number with 4 significant digits, a whole number in full, and any other value as
+    ``str`` does.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if not math.isfinite(value):
@@ -28,7 +30,8 @@ def number(value: object) -> str:
 
 
 def uniform_format(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a formatter for a column of values, with equally many decimals if their magnitudes are similar.
+    """Return a formatter for a column of values, with equally many decimals if their magnitudes are
+    similar.
 
     The largest value has at least 4 significant digits, the smallest 3.
     """
@@ -45,11 +48,17 @@ def _decimals(value: float) -> int:
 
 
 def printable(text: str) -> str:
-    """Return a text in which escape sequences, as names of files may have, do nothing to a terminal."""
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+    """Return a text in which escape sequences, as names of files may have, do nothing to a
+    terminal.
+    """
+    return "".join(
+        each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text
+    )
 
 
-def columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
+def columns(
+    lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust
+) -> list[str]:
     """Return lines of cells as texts with aligned columns; all lines have equally many cells."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(justify, cells, widths)) for cells in lines]
@@ -67,7 +76,9 @@ class Table:
         return "\n".join([*columns([self.header, *self.rows]), self.caption])
 
     def _repr_html_(self) -> str:
-        lines = [[f"<td>{escape(cell)}</td>" for cell in line] for line in (self.header, *self.rows)]
+        lines = [
+            [f"<td>{escape(cell)}</td>" for cell in line] for line in (self.header, *self.rows)
+        ]
         body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in lines)
         shown = " open" if len(self.rows) <= MOST_SHOWN else ""
         return f"<details{shown}><summary>{escape(self.caption)}</summary><table>{body}</table></details>"
@@ -88,7 +99,13 @@ def counted(number: int, name: str) -> str:
 
 def speed(value: float) -> str:
     """Return samples per second, millions with two decimals."""
-    return f"{value / 1e6:,.2f}M" if value >= 1e6 else f"{value:,.0f}" if value >= 100 else number(value)
+    return (
+        f"{value / 1e6:,.2f}M"
+        if value >= 1e6
+        else f"{value:,.0f}"
+        if value >= 100
+        else number(value)
+    )
 
 
 def percent(share: float) -> str:
@@ -103,7 +120,11 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else (f"{minutes // 60:,} h {minutes % 60:02d} min")
+    )
 
 
 def timestamp(unix_seconds: float) -> str:

@@ -22,24 +22,30 @@ if TYPE_CHECKING:
 SHOWN_ROUNDS = 10
 """The last rounds, which notebooks show."""
 MOST_WORKER_ENTRIES = 250_000
-"""Maximum number of worker entries in a history: enough for 25 rounds of 10,000 workers, or 4,000 rounds of 60."""
+"""Maximum number of worker entries in a history: enough for 25 rounds of 10,000 workers, or 4,000
+rounds of 60.
+"""
 
 
 class History(list[Record], validation.Suggesting):
     """A list of records, which are dicts that JSON can represent. Slices are histories, too.
 
-    docs/watching.md explains the fields of a record. Records of early rounds lose their worker entries once there
-    are more than ``MOST_WORKER_ENTRIES``, so that memory does not grow with workers times rounds.
+    docs/watching.md explains the fields of a record. Records of early rounds lose their worker
+    entries once there are more than ``MOST_WORKER_ENTRIES``, so that memory does not grow with
+    workers times rounds.
     """
 
     _meaning = (
-        "; a history is a list of dicts: [record['loss'] for record in history], or history.to_frame()['loss']"
+        "; a history is a list of dicts: [record['loss'] for record in history], or "
+        "history.to_frame()['loss']"
     )
 
     def append(self, record: Record) -> None:
         """Add a record, and empty ``workers`` in those that are now too early to have them."""
         super().append(record)
-        early = len(self) - 1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
+        early = (
+            len(self) - 1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
+        )
         while early >= 0 and self[early].get("workers"):
             self[early] = {**self[early], "workers": []}
             early -= 1
@@ -47,7 +53,9 @@ class History(list[Record], validation.Suggesting):
     def __repr__(self) -> str:
         last = {**epoch_of(self[-1]), **measured_numbers(self[-1])} if self else {}
         measures = ", ".join(f"{name} {formatting.number(value)}" for name, value in last.items())
-        return f"history of {formatting.counted(len(self), 'round')}" + (f": {measures}" if measures else "")
+        return f"history of {formatting.counted(len(self), 'round')}" + (
+            f": {measures}" if measures else ""
+        )
 
     def _repr_html_(self) -> str:
         shown = [(record, measured_numbers(record)) for record in self[-SHOWN_ROUNDS:]]
@@ -58,7 +66,9 @@ class History(list[Record], validation.Suggesting):
             + [formatting.speed(record["samples_per_second"])]
             for record, measured in shown
         ]
-        return formatting.Table(repr(self), ["round", "epoch", *names, "samples/s"], rows)._repr_html_()
+        return formatting.Table(
+            repr(self), ["round", "epoch", *names, "samples/s"], rows
+        )._repr_html_()
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Record: ...
@@ -73,22 +83,27 @@ class History(list[Record], validation.Suggesting):
         return type(self)(chosen) if isinstance(chosen, list) else chosen
 
     def to_frame(self, workers: bool = False) -> pandas.DataFrame:
-        """Return a pandas ``DataFrame`` with a row per round, or with ``workers`` a row per round and worker.
+        """Return a pandas ``DataFrame`` with a row per round, or with ``workers`` a row per round
+        and worker.
 
         Metrics that are lists have a column per item (``recall[0]``), dicts a column per key
-        (``simulations.running``). ``training``, ``merging`` and ``waiting`` are in seconds, in rows of rounds the
-        sum over all workers; online fits do not have them. Needs the extra ``pandas``.
+        (``simulations.running``). ``training``, ``merging`` and ``waiting`` are in seconds, in rows
+        of rounds the sum over all workers; online fits do not have them. Needs the extra
+        ``pandas``.
         """
         pandas = imports.import_optional("pandas", extra="pandas", needed_by="to_frame")
-        return pandas.DataFrame(timeline.worker_rows(self) if workers else timeline.round_rows(self))
+        return pandas.DataFrame(
+            timeline.worker_rows(self) if workers else timeline.round_rows(self)
+        )
 
     def plot(self, path: str | Path | None = None, *, against: Axis = "round") -> Figure:
-        """Plot losses and metrics by round and by worker, samples/s, and the time that workers spent on what.
+        """Plot losses and metrics by round and by worker, samples/s, and the time that workers
+        spent on what.
 
-        ``path`` is a file to save the figure to, as .png, .svg or .pdf; ``against`` is the x axis: ``"round"``,
-        ``"epoch"``, ``"samples"`` trained, or ``"seconds"`` of training. Returns a matplotlib figure (extra
-        ``plot``), which notebooks show, and which needs no display. Raises ``ValueError`` for an empty history, and
-        for a suffix that matplotlib does not support.
+        ``path`` is a file to save the figure to, as .png, .svg or .pdf; ``against`` is the x axis:
+        ``"round"``, ``"epoch"``, ``"samples"`` trained, or ``"seconds"`` of training. Returns a
+        matplotlib figure (extra ``plot``), which notebooks show, and which needs no display. Raises
+        ``ValueError`` for an empty history, and for a suffix that matplotlib does not support.
         """
         imports.import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw
@@ -99,9 +114,11 @@ class History(list[Record], validation.Suggesting):
         return figure
 
     def save(self, path: str | Path) -> None:
-        """Write the records to a file as JSON lines, as the callback ``JsonLines`` does during a fit.
+        """Write the records to a file as JSON lines, as the callback ``JsonLines`` does during a
+        fit.
 
-        JSON has no NaN and no infinities: they are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+        JSON has no NaN and no infinities: they are the texts ``"NaN"``, ``"Infinity"`` and
+        ``"-Infinity"``.
         """
         Path(path).write_text("".join(map(line_of, self)), encoding="utf-8")
 
@@ -109,17 +126,22 @@ class History(list[Record], validation.Suggesting):
     def load(cls, path: str | Path) -> Self:
         """Read a file written by ``save`` or ``JsonLines``.
 
-        If rounds occur repeatedly, as when several runs wrote to the file, the last ones are read, with a warning.
-        An incomplete last line, as after the program was killed, is skipped with a warning. Raises
-        ``BadFileError`` for any other line that is not a record, and ``OSError`` if the file cannot be read.
+        If rounds occur repeatedly, as when several runs wrote to the file, the last ones are read,
+        with a warning. An incomplete last line, as after the program was killed, is skipped with a
+        warning. Raises ``BadFileError`` for any other line that is not a record, and ``OSError`` if
+        the file cannot be read.
         """
         return cls(_without_repetitions(list(_records(Path(path))), path))
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure atomically; raise ``ValueError`` if matplotlib does not support the suffix of ``path``."""
+    """Save a figure atomically; raise ``ValueError`` if matplotlib does not support the suffix of
+    ``path``.
+    """
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
-        raise ValueError(f"{str(path)!r} is not an image file; give a name that ends in .png, .svg or .pdf")
+        raise ValueError(
+            f"{str(path)!r} is not an image file; give a name that ends in .png, .svg or .pdf"
+        )
     with files.atomic_path(path) as temporary:
         figure.savefig(temporary)
 
@@ -134,7 +156,8 @@ def configuration_path(history: Path) -> Path:
 def line_of(record: Record) -> str:
     """Return a record as a line of JSON, with NumPy numbers as numbers and arrays as lists.
 
-    NaN and infinities are the texts "NaN", "Infinity" and "-Infinity", which ``History.load`` makes numbers again.
+    NaN and infinities are the texts "NaN", "Infinity" and "-Infinity", which ``History.load`` makes
+    numbers again.
     """
     return strict_json.dumps(record, _plain) + "\n"
 
@@ -142,7 +165,9 @@ def line_of(record: Record) -> str:
 def _plain(value: object) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise TypeError(f"a record of the history has a {type(value).__name__}, which JSON cannot represent")
+    raise TypeError(
+        f"a record of the history has a {type(value).__name__}, which JSON cannot represent"
+    )
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -160,7 +185,9 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _without_repetitions(records: list[Record], path: str | Path) -> list[Record]:
-    """Return the records without rounds that occur again later, as after another run or ``restore``."""
+    """Return the records without rounds that occur again later, as after another run or
+    ``restore``.
+    """
     kept: list[Record] = []
     for record in records:
         while kept and kept[-1]["round"] >= record["round"]:
@@ -168,6 +195,7 @@ def _without_repetitions(records: list[Record], path: str | Path) -> list[Record
         kept.append(record)
     if num_repeated := len(records) - len(kept):
         validation.warn_user(
-            f"{path} has {num_repeated} rounds that occur again later, as in another run; only the last were read"
+            f"{path} has {num_repeated} rounds that occur again later, as in another run; only "
+            "the last were read"
         )
     return kept

@@ -1,6 +1,8 @@
-"""The report of a run: one HTML file with curves, a timeline of the workers, the configuration and all rounds.
+"""The report of a run: one HTML file with curves, a timeline of the workers, the configuration and
+all rounds.
 
-It needs no network and no other file, and suits light and dark screens and printing. Needs the extra ``report``.
+It needs no network and no other file, and suits light and dark screens and printing. Needs the
+extra ``report``.
 """
 
 import math
@@ -12,8 +14,24 @@ from typing import Any, TypeAlias
 
 from compss_train._utils import files, imports
 from compss_train.reports import comparison, curves, timeline
-from compss_train.reports.formatting import counted, duration, number, percent, speed, timestamp, uniform_format
-from compss_train.reports.records import Axis, Record, Row, best_value, epochs_of, measured_in, measured_numbers
+from compss_train.reports.formatting import (
+    counted,
+    duration,
+    number,
+    percent,
+    speed,
+    timestamp,
+    uniform_format,
+)
+from compss_train.reports.records import (
+    Axis,
+    Record,
+    Row,
+    best_value,
+    epochs_of,
+    measured_in,
+    measured_numbers,
+)
 
 REFRESH_SECONDS = 5
 """Seconds after which browsers reload the report of a running fit."""
@@ -67,21 +85,30 @@ def write(
     refresh:
         Whether browsers reload the file every few seconds, for a running fit.
 
-    Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
-    the extra ``report``.
+    Raises ``OSError`` if the file cannot be written; its folder must exist. Raises
+    ``ModuleNotFoundError`` without the extra ``report``.
     """
     files.write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh))
 
 
 def page(
-    history: Sequence[Record], configuration: Mapping[str, Any], status: str | None = None, *, refresh: bool = False
+    history: Sequence[Record],
+    configuration: Mapping[str, Any],
+    status: str | None = None,
+    *,
+    refresh: bool = False,
 ) -> str:
     """Return the report as HTML that needs no other file.
 
-    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
+    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few
+    seconds.
     """
     net = str(_part(configuration, "build").get("net", "")).partition("(")[0].strip()
-    shown = {part: value for part, value in configuration.items() if value is not None and part != "details"}
+    shown = {
+        part: value
+        for part, value in configuration.items()
+        if value is not None and part != "details"
+    }
     text: str = load_template("report.html").render(
         title=f"Training of {net}" if net else "Training",
         status=status,
@@ -120,7 +147,8 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: Axis = "rou
 def load_template(name: str = "report.html") -> Any:
     """Return a compiled template; raise ``ModuleNotFoundError`` without the extra ``report``."""
     needs = {"extra": "report", "needed_by": "the HTML report"}
-    jinja2, _ = imports.import_optional("jinja2", **needs), imports.import_optional("matplotlib", **needs)
+    jinja2 = imports.import_optional("jinja2", **needs)
+    _ = imports.import_optional("matplotlib", **needs)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -141,13 +169,16 @@ def _part(configuration: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _subtitle(history: Sequence[Record], configuration: Mapping[str, Any]) -> str:
-    trainer, machine = _part(configuration, "trainer"), _part(configuration, "machine")
+    trainer = _part(configuration, "trainer")
+    machine = _part(configuration, "machine")
     workers = trainer.get("num_workers")
     parts = [
         None if workers is None else f"{workers} worker{'s' * (workers != 1)}",
         f"engine {trainer['engine']}" if "engine" in trainer else None,
         f"on {machine['host']}" if "host" in machine else None,
-        f"from {timestamp(history[0]['fit_started'])}" if history and "fit_started" in history[0] else None,
+        f"from {timestamp(history[0]['fit_started'])}"
+        if history and "fit_started" in history[0]
+        else None,
     ]
     return " · ".join(filter(None, parts))
 
@@ -159,10 +190,16 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     intervals = timeline.worker_intervals(history)
     shares = timeline.activity_shares(intervals)
     rows = timeline.round_rows(history, intervals)
-    times = zip(rows, curves.training_seconds(history), curves.training_speeds(history), strict=True)
+    times = zip(
+        rows, curves.training_seconds(history), curves.training_speeds(history), strict=True
+    )
     rows = [row | {"seconds": seconds, curves.SPEED: mean} for row, seconds, mean in times]
-    same = [name for name in _SAID_ONCE if len({row.get(name) for row in rows}) == 1 and name in rows[0]]
-    notes = [f"{name.replace('_', ' ')}: {_column_format(name, ())(rows[0][name])}" for name in same]
+    same = [
+        name for name in _SAID_ONCE if len({row.get(name) for row in rows}) == 1 and name in rows[0]
+    ]
+    notes = [
+        f"{name.replace('_', ' ')}: {_column_format(name, ())(rows[0][name])}" for name in same
+    ]
     rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
     step = -(-len(rows) // MAX_ROWS)
     rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
@@ -174,7 +211,9 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
         "timeline": timeline_chart(history, intervals),
         "timeline_legend": [(f"{kind} {percent(share)}", kind) for kind, share in shares.items()],
         "workers": _table(_worker_rows(history, intervals)),
-        "rounds": _table(rows, " · ".join(notes) or None, first=["round", "epoch", *measured_in(history)]),
+        "rounds": _table(
+            rows, " · ".join(notes) or None, first=["round", "epoch", *measured_in(history)]
+        ),
     }
 
 
@@ -183,7 +222,9 @@ def _worker_rows(history: Sequence[Record], intervals: list[timeline.Interval]) 
     sums: dict[int, Counter[str]] = {}
     for cells in timeline.worker_rows(history, intervals):
         own = sums.setdefault(cells["worker"], Counter())
-        own.update({name: cells[name] for name in ("samples", "batches", *timeline.KINDS) if name in cells})
+        own.update(
+            {name: cells[name] for name in ("samples", "batches", *timeline.KINDS) if name in cells}
+        )
         own["rounds"] += cells["samples"] > 0
     for worker, own in sorted(sums.items()):
         counts = {name: own[name] for name in ("rounds", "samples", "batches") if name in own}
@@ -200,14 +241,22 @@ def _bar(parts: Mapping[str, float]) -> Bar:
 
 
 def _table(rows: Iterable[Row], note: str | None = None, first: Sequence[str] = ()) -> TableCells:
-    """Return a table of rows, with the columns ``first`` on the left, where narrow screens show them."""
+    """Return a table of rows, with the columns ``first`` on the left, where narrow screens show
+    them.
+    """
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1 - (name in first))
-    formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
+    formats = {
+        name: _column_format(name, [row[name] for row in rows if name in row]) for name in names
+    }
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
     texts = {name: name.replace("_per_second", "/s").replace("_", " ") for name in names}
-    return [f"{text} (s)" if name in timeline.KINDS else text for name, text in texts.items()], cells, note
+    return (
+        [f"{text} (s)" if name in timeline.KINDS else text for name, text in texts.items()],
+        cells,
+        note,
+    )
 
 
 def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], str | Bar]:
@@ -228,11 +277,18 @@ def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], str |
 
 def _key_figures(history: Sequence[Record], shares: Mapping[str, float]) -> Iterator[KeyFigure]:
     """Iterate over the numbers at the top of the report."""
-    samples, seconds = sum(record["samples"] for record in history), sum(curves.training_seconds(history))
-    best, startup = max(curves.training_speeds(history)), sum(timeline.startup_seconds(history))
+    samples = sum(record["samples"] for record in history)
+    seconds = sum(curves.training_seconds(history))
+    best = max(curves.training_speeds(history))
+    startup = sum(timeline.startup_seconds(history))
     epochs = epochs_of(history)
     yield "rounds", f"{len(history):,}", counted(epochs, "epoch") if epochs else None, None
-    yield "time", duration(seconds), f"after {duration(startup)} of start-up" if startup else None, None
+    yield (
+        "time",
+        duration(seconds),
+        f"after {duration(startup)} of start-up" if startup else None,
+        None,
+    )
     mean = speed(samples / seconds) if seconds else ""
     yield "samples/s", mean, f"best round {speed(best)}, {samples:,} samples", None
     for name in [each for each in measured_in(history) if "[" not in each][:MAX_MEASURED]:

@@ -1,9 +1,11 @@
-"""Charts of histories: panels, drawn with matplotlib without a display and pyplot's global state, and timelines.
+"""Charts of histories: panels, drawn with matplotlib without a display and pyplot's global state,
+and timelines.
 
-In figures panels are side by side; in pages each is an SVG element of its own. The timeline of a page is drawn
-here, as the page's script zooms into it: one lane per worker, colored by its activity over time. A lane is a row of
-bars of equal length: in each the share of training is drawn from the bottom, the share of merging above it, and
-waiting is the rest. If there are more workers than lanes on a screen, several workers share a lane.
+In figures panels are side by side; in pages each is an SVG element of its own. The timeline of a
+page is drawn here, as the page's script zooms into it: one lane per worker, colored by its activity
+over time. A lane is a row of bars of equal length: in each the share of training is drawn from the
+bottom, the share of merging above it, and waiting is the rest. If there are more workers than lanes
+on a screen, several workers share a lane.
 """
 
 import math
@@ -28,7 +30,9 @@ from compss_train.reports.records import Axis, Record
 
 COLUMNS = 2
 MAX_DOTS = 40
-"""Points that are marked by dots, so that single ones are seen, too; lines of more points have none."""
+"""Points that are marked by dots, so that single ones are seen, too; lines of more points have
+none.
+"""
 MANY_POINTS = 400
 """More points in a plane are drawn smaller."""
 _STEPS = 1, 2, 5, 10
@@ -41,8 +45,12 @@ _OTHERS = {"muted": "#667085", "grid": "#eceef2"}
 COLORS = {f"c{number}": color for number, color in enumerate(_CURVES)} | _KINDS | _OTHERS
 """Colors by the names that they have in a page's style, which has others for dark screens."""
 
-_WIDTH, _HEIGHT = 480, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 10, 16, 24
+_WIDTH = 480
+_HEIGHT = 220
+_LEFT = 50
+_RIGHT = 10
+_TOP = 16
+_BOTTOM = 24
 _FONT_SIZE = 11.5
 _LABEL = {"ha": "center", "va": "bottom", "fontsize": _FONT_SIZE, "color": COLORS["muted"]}
 """The picture of a panel in a page, in points."""
@@ -85,18 +93,24 @@ def figure_of(charts: Sequence[Panel], against: Axis = "round") -> Figure:
 
 
 def draw_comparison(runs: Sequence[comparison.ComparedRun], against: Axis = "round") -> Figure:
-    """Return a figure with the curves of several runs; those of several seeds are a median in a band."""
+    """Return a figure with the curves of several runs; those of several seeds are a median in a
+    band.
+    """
     groups = comparison.grouped(runs)
     figure = _figure(comparison.comparison_panels(groups, against), against)
     lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
     named = [lines[group.name] for group in groups if group.name in lines]
-    figure.legend(handles=named, loc="outside upper left", ncols=COLUMNS, fontsize="small", frameon=False)
+    figure.legend(
+        handles=named, loc="outside upper left", ncols=COLUMNS, fontsize="small", frameon=False
+    )
     return figure
 
 
 def _figure(charts: Sequence[Panel], against: Axis) -> Figure:
     rows = -(-len(charts) // COLUMNS)
-    figure = Picture(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
+    figure = Picture(
+        figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained"
+    )
     for number, panel in enumerate(charts, 1):
         ax = figure.add_subplot(rows, COLUMNS, number)
         _draw_panel(ax, panel, against)
@@ -113,10 +127,20 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
         color = COLORS[_color_of(panel, number)]
         if panel.points:
             size = 4 if sum(len(each.xs) for each in panel.curves) > MANY_POINTS else 8
-            ax.plot(curve.xs, curve.ys, ".", label=curve.name, color=color, alpha=0.7, markersize=size)
+            ax.plot(
+                curve.xs, curve.ys, ".", label=curve.name, color=color, alpha=0.7, markersize=size
+            )
             continue
         marker = "." if sum(map(math.isfinite, curve.ys)) <= MAX_DOTS else None
-        ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
+        ax.plot(
+            curve.xs,
+            curve.ys,
+            label=curve.name,
+            linewidth=1.8,
+            marker=marker,
+            color=color,
+            clip_on=False,
+        )
         if curve.band:
             low, high = curve.band
             ax.fill_between(curve.xs, low, high, color=color, alpha=0.18, linewidth=0)
@@ -142,9 +166,11 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
 
 def _stack(ax: Axes, panel: Panel) -> None:
     """Draw shares on top of each other; a single one as wide as a round."""
-    xs, heights = panel.curves[0].xs, [curve.ys for curve in panel.curves]
+    xs = panel.curves[0].xs
+    heights = [curve.ys for curve in panel.curves]
     if len(xs) == 1:
-        xs, heights = [xs[0] - 0.5, xs[0] + 0.5], [each * 2 for each in heights]
+        xs = [xs[0] - 0.5, xs[0] + 0.5]
+        heights = [each * 2 for each in heights]
     names = [curve.name for curve in panel.curves]
     ax.stackplot(xs, heights, labels=names, colors=[COLORS[name] for name in names])
     ax.set_ylim(0, 100)
@@ -159,7 +185,8 @@ def _color_of(panel: Panel, number: int) -> str:
 
 
 def chart_of(panel: Panel, against: Axis = "round") -> dict[str, Any]:
-    """Return a panel as the templates of pages draw it, with the values that the script shows under the pointer.
+    """Return a panel as the templates of pages draw it, with the values that the script shows under
+    the pointer.
 
     The values have 6 digits, and are ``None`` where JSON cannot represent them.
     """
@@ -182,7 +209,9 @@ def chart_of(panel: Panel, against: Axis = "round") -> dict[str, Any]:
 
 
 def _svg(panel: Panel, against: Axis) -> str:
-    """Return an SVG element without title and legend, whose colors have the names of the page's style."""
+    """Return an SVG element without title and legend, whose colors have the names of the page's
+    style.
+    """
     figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
     size = (_WIDTH - _LEFT - _RIGHT) / _WIDTH, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT
     ax = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *size))
@@ -196,24 +225,29 @@ def _svg(panel: Panel, against: Axis) -> str:
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
     drawn = text.getvalue()
-    drawn = re.sub(r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", drawn[drawn.index("<svg") :])
+    drawn = re.sub(
+        r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", drawn[drawn.index("<svg") :]
+    )
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in all charts of a page
     for name, color in COLORS.items():
         drawn = drawn.replace(color, f"var(--{name})")
-    return re.sub(r">[^<]+<|(\.\d\d)\d+", lambda found: found[1] or found[0], drawn)  # of positions, not of texts
+    # Of positions, not of texts.
+    return re.sub(r">[^<]+<|(\.\d\d)\d+", lambda found: found[1] or found[0], drawn)
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
-def timeline_chart(history: Sequence[Record], intervals: Sequence[timeline.Interval]) -> dict[str, Any] | None:
+def timeline_chart(
+    history: Sequence[Record], intervals: Sequence[timeline.Interval]
+) -> dict[str, Any] | None:
     """Return the timeline of all workers for the template, or ``None`` if the history has no times.
 
-    Its axis has the ``seconds`` of all fits, one after another, without the time between them. The paths of a lane
-    are pairs of a kind and the outline of its bars; ``pitch`` is the distance of lanes in pixels. ``breaks`` are
-    where another fit begins, and when it did; ``ticks`` percent of the axis, and seconds, which the script replaces
-    when it zooms.
+    Its axis has the ``seconds`` of all fits, one after another, without the time between them. The
+    paths of a lane are pairs of a kind and the outline of its bars; ``pitch`` is the distance of
+    lanes in pixels. ``breaks`` are where another fit begins, and when it did; ``ticks`` percent of
+    the axis, and seconds, which the script replaces when it zooms.
     """
     if not intervals:
         return None
@@ -240,19 +274,29 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[timeline.Inter
         "pitch": pitch,
         "seconds": seconds,
         "lanes": lanes,
-        "breaks": [(f"{at / seconds * TIMELINE_WIDTH:.0f}", timestamp(start)) for at, start in starts[1:]],
-        "ticks": [(f"{100 * at / seconds:.2f}", f"{tick(at)} s") for at in marks if 0 <= at <= seconds],
+        "breaks": [
+            (f"{at / seconds * TIMELINE_WIDTH:.0f}", timestamp(start)) for at, start in starts[1:]
+        ],
+        "ticks": [
+            (f"{100 * at / seconds:.2f}", f"{tick(at)} s") for at in marks if 0 <= at <= seconds
+        ],
     }
 
 
 def _joined(
     history: Sequence[Record], intervals: Sequence[timeline.Interval]
 ) -> tuple[NDArray[np.float64], list[tuple[float, float]]]:
-    """Return the start and stop of each interval on the axis, and where each fit begins on it, with its time."""
+    """Return the start and stop of each interval on the axis, and where each fit begins on it, with
+    its time.
+    """
     times = np.array([(interval.start, interval.stop) for interval in intervals])
     began = np.array([history[interval.position]["fit_started"] for interval in intervals])
-    spans = sorted((times[began == fit, 0].min(), times[began == fit, 1].max(), fit) for fit in np.unique(began))
-    starts, now = [], 0.0
+    spans = sorted(
+        (times[began == fit, 0].min(), times[began == fit, 1].max(), fit)
+        for fit in np.unique(began)
+    )
+    starts = []
+    now = 0.0
     joined = np.empty_like(times)
     for start, stop, fit in spans:
         joined[began == fit] = times[began == fit] - start + now
@@ -269,16 +313,22 @@ def _outlines(
     base: int,
     thickness: int,
 ) -> list[tuple[str, str]]:
-    """Return outlines of bars, each in front of the one before: all three kinds, two of them, training alone."""
+    """Return outlines of bars, each in front of the one before: all three kinds, two of them,
+    training alone.
+    """
     heights = np.zeros(len(edges) - 1)
     outlines: list[tuple[str, str]] = []
     for number, kind in enumerate(timeline.KINDS):
         own = times[kinds == number]
-        starts, stops = np.sort(own[:, 0]), np.sort(own[:, 1])
+        starts = np.sort(own[:, 0])
+        stops = np.sort(own[:, 1])
         spent = _until(edges, starts) - _until(edges, stops)
         heights = heights + np.diff(spent) / np.diff(edges) / workers
-        path, index = f"M{edges[0]:.0f} {base}", 0
-        for height, run in groupby(round(float(height), 1) for height in np.minimum(heights, 1) * thickness):
+        path = f"M{edges[0]:.0f} {base}"
+        index = 0
+        for height, run in groupby(
+            round(float(height), 1) for height in np.minimum(heights, 1) * thickness
+        ):
             index += len(list(run))
             path += f"V{base - height:g}H{edges[index]:.0f}"
         outlines.append((kind, f"{path}V{base}z"))
@@ -286,7 +336,11 @@ def _outlines(
 
 
 def _until(edges: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sum of the lengths to each edge from all of the sorted times that are before it."""
+    """Return the sum of the lengths to each edge from all of the sorted times that are before
+    it.
+    """
     number = np.searchsorted(times, edges)
-    lengths: NDArray[np.float64] = number * edges - np.concatenate([[0.0], np.cumsum(times)])[number]
+    lengths: NDArray[np.float64] = (
+        number * edges - np.concatenate([[0.0], np.cumsum(times)])[number]
+    )
     return lengths

@@ -13,9 +13,26 @@ Axis = Literal["round", "epoch", "samples", "seconds"]
 
 BOOKKEEPING = frozenset(
     {
-        *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
+        *(
+            "round",
+            "epoch",
+            "samples",
+            "batches",
+            "seconds",
+            "samples_per_second",
+            "workers",
+            "worker",
+        ),
         *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
-        *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "waited"),
+        *(
+            "batches_per_second",
+            "received",
+            "buffer",
+            "unseen",
+            "repetitions_mean",
+            "repetitions",
+            "waited",
+        ),
         *("simulations", "inputs"),
     }
 )
@@ -34,19 +51,24 @@ NUMERIC_ONLINE = (
 
 
 def is_record(value: object) -> TypeGuard[Record]:
-    """Return whether a value that was read from a file has the fields that every record and its workers have."""
+    """Return whether a value that was read from a file has the fields that every record and its
+    workers have.
+    """
     return (
         isinstance(value, dict)
         and {"round", "samples", "seconds", "samples_per_second", "workers"} <= value.keys()
         and isinstance(value["workers"], list)
         and all(
-            isinstance(own, dict) and {"worker", "samples", "seconds"} <= own.keys() for own in value["workers"]
+            isinstance(own, dict) and {"worker", "samples", "seconds"} <= own.keys()
+            for own in value["workers"]
         )
     )
 
 
 def epoch_of(record: Record) -> dict[str, int]:
-    """Return the epoch of a record by its name, or nothing for one of an online fit, which has none."""
+    """Return the epoch of a record by its name, or nothing for one of an online fit, which has
+    none.
+    """
     return {"epoch": record["epoch"]} if "epoch" in record else {}
 
 
@@ -66,7 +88,8 @@ def measured_names(record: Mapping[str, Any]) -> list[str]:
 
 
 def flatten(record: Record) -> Row:
-    """Return a record as a row without its workers: ``recall[0]`` for items of metrics, ``name.key`` for dicts.
+    """Return a record as a row without its workers: ``recall[0]`` for items of metrics,
+    ``name.key`` for dicts.
 
     Of the inputs that a sampler has drawn it has their numbers, such as ``inputs.child``.
     """
@@ -87,20 +110,29 @@ def measured_numbers(record: Record) -> dict[str, float]:
 
 
 def measured_in(history: Iterable[Record]) -> list[str]:
-    """Return the names of the numbers that records of a history have measured, in the order of their first ones."""
+    """Return the names of the numbers that records of a history have measured, in the order of
+    their first ones.
+    """
     return list(dict.fromkeys(name for record in history for name in measured_numbers(record)))
 
 
 def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None:
     """Return the best value of a loss or metric and its round, or ``None`` if no round has it.
 
-    It is the lowest one, or, unless it is a loss, the highest if the values have increased; of several, the first.
+    It is the lowest one, or, unless it is a loss, the highest if the values have increased; of
+    several, the first.
     """
-    values = [(each[name], record["round"]) for record in history if name in (each := measured_numbers(record))]
+    values = [
+        (each[name], record["round"])
+        for record in history
+        if name in (each := measured_numbers(record))
+    ]
     known = [(value, at) for value, at in values if not math.isnan(value)] or values
     if not known:
         return None
-    return (max if (known[-1][0] > known[0][0] and not name.endswith("loss")) else min)(known, key=itemgetter(0))
+    return (max if (known[-1][0] > known[0][0] and not name.endswith("loss")) else min)(
+        known, key=itemgetter(0)
+    )
 
 
 def _flat_items(name: str, value: Any, *, lists: bool) -> Iterator[tuple[str, Any]]:

@@ -1,16 +1,18 @@
 """The activity of each worker over time, derived from the times in the records of a history.
 
-A worker is *training* from ``started`` for ``seconds``. With synchronous merging it then is *waiting* until the
-last worker of the round has finished. All workers are *merging* until the first one starts the next round. A worker
-that starts the next round later, because there are fewer processes than workers, is waiting again.
+A worker is *training* from ``started`` for ``seconds``. With synchronous merging it then is
+*waiting* until the last worker of the round has finished. All workers are *merging* until the first
+one starts the next round. A worker that starts the next round later, because there are fewer
+processes than workers, is waiting again.
 
-With asynchronous merging (``"commutative"``, ``"parameter_server"``) a worker is merging between two trainings, but
-waiting while no process is free for the second one: while as many workers train as ever did at the same time, and
-that is fewer than all workers.
+With asynchronous merging (``"commutative"``, ``"parameter_server"``) a worker is merging between
+two trainings, but waiting while no process is free for the second one: while as many workers train
+as ever did at the same time, and that is fewer than all workers.
 
-After its last training of a fit, a worker waits for the others and then for the last merge. Clocks of different
-nodes may differ by some milliseconds. Times of a worker's own clock are kept, and those of other clocks are clamped
-to them, so that the intervals of a worker never overlap and leave no gap within a fit.
+After its last training of a fit, a worker waits for the others and then for the last merge. Clocks
+of different nodes may differ by some milliseconds. Times of a worker's own clock are kept, and
+those of other clocks are clamped to them, so that the intervals of a worker never overlap and leave
+no gap within a fit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +36,9 @@ class Interval:
 
     worker: int
     position: int
-    """Index in the history of the round it belongs to: the number of the round, unless histories were joined."""
+    """Index in the history of the round it belongs to: the number of the round, unless histories
+    were joined.
+    """
     kind: Kind
     start: float
     """In Unix seconds, as ``stop``."""
@@ -53,7 +57,9 @@ def worker_intervals(history: Sequence[Record]) -> list[Interval]:
 
 
 def startup_seconds(history: Sequence[Record]) -> list[float]:
-    """Return the seconds of each round in which no worker had started yet: in the first round of each fit."""
+    """Return the seconds of each round in which no worker had started yet: in the first round of
+    each fit.
+    """
     seconds = [0.0] * len(history)
     for number, (before, record) in enumerate(zip([{}, *history], history, strict=False)):
         if _is_timed(record) and before.get("fit_started") != record["fit_started"]:
@@ -65,7 +71,9 @@ def startup_seconds(history: Sequence[Record]) -> list[float]:
 def totals(
     intervals: Iterable[Interval], key: Callable[[Interval], Any] = attrgetter("position", "worker")
 ) -> dict[Any, dict[str, float]]:
-    """Return the seconds of each kind, by position in the history and worker, or by another key of intervals."""
+    """Return the seconds of each kind, by position in the history and worker, or by another key of
+    intervals.
+    """
     sums: dict[Any, dict[str, float]] = {}
     for interval in intervals:
         own = sums.setdefault(key(interval), dict.fromkeys(KINDS, 0.0))
@@ -86,12 +94,15 @@ def activity_shares(intervals: Iterable[Interval]) -> dict[str, float]:
 
 
 def round_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
-    """Return a row per round, with the seconds that all workers spent in training, merging and waiting.
+    """Return a row per round, with the seconds that all workers spent in training, merging and
+    waiting.
 
     ``intervals`` are those of the history, if already computed.
     """
     seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
-    return [{**flatten(record), **seconds.get(position, {})} for position, record in enumerate(history)]
+    return [
+        {**flatten(record), **seconds.get(position, {})} for position, record in enumerate(history)
+    ]
 
 
 def worker_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
@@ -111,7 +122,9 @@ def worker_rows(history: Sequence[Record], intervals: list[Interval] | None = No
 
 
 def _is_timed(record: Record) -> bool:
-    return {"ended", "fit_started"} <= record.keys() and any("started" in own for own in record["workers"])
+    return {"ended", "fit_started"} <= record.keys() and any(
+        "started" in own for own in record["workers"]
+    )
 
 
 _Mark: TypeAlias = tuple[Kind, float, int]
@@ -137,7 +150,9 @@ class _Fit:
         self._starts = [min(start for start, _ in each.values()) for each in self._trainings]
         self._stops = [max(stop for _, stop in each.values()) for each in self._trainings]
         self._workers = sorted(set().union(*self._trainings))
-        changes = np.array([time for each in self._trainings for times in each.values() for time in times])
+        changes = np.array(
+            [time for each in self._trainings for times in each.values() for time in times]
+        )
         steps = np.tile([1, -1], len(changes) // 2)
         order = np.lexsort((steps, changes))  # at the same time, stops come before starts
         self._changes = changes[order]
@@ -145,7 +160,9 @@ class _Fit:
         training = np.cumsum(steps[order])[:-1]
         is_full = (training == training.max()) & (training < len(self._workers))
         self._full_seconds = np.cumsum([0.0, *np.diff(self._changes) * is_full])
-        """The seconds before each change in which no process was free, as the most workers were training."""
+        """The seconds before each change in which no process was free, as the most workers were
+        training.
+        """
 
     def intervals(self) -> Iterator[Interval]:
         """Iterate over the intervals of all workers."""
@@ -162,7 +179,9 @@ class _Fit:
             for kind, until, position in chain(marks, self._marks(worker, number, following)):
                 if kind == "training" or min(until, limit) > now:
                     until = min(until, limit)
-                    yield Interval(worker=worker, position=position, kind=kind, start=now, stop=until)
+                    yield Interval(
+                        worker=worker, position=position, kind=kind, start=now, stop=until
+                    )
                     now = until
 
     def _marks(self, worker: int, number: int, following: int | None) -> Iterator[_Mark]:

@@ -51,11 +51,13 @@ class FileReads:
 
 
 class FileLoader:
-    """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer`` files in memory.
+    """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer``
+    files in memory.
 
-    An invalid file raises a ``BadFileError`` in place of its rows. If ``part.skip`` is set, ``None`` is yielded
-    instead, or what can be read of it, such as other images of a folder, and ``skipped`` has the reasons. With
-    ``part.cache``, files are read whole and kept in the cache, unless some rows are skipped.
+    An invalid file raises a ``BadFileError`` in place of its rows. If ``part.skip`` is set,
+    ``None`` is yielded instead, or what can be read of it, such as other images of a folder, and
+    ``skipped`` has the reasons. With ``part.cache``, files are read whole and kept in the cache,
+    unless some rows are skipped.
 
     Raises ``ValueError`` if there are too many threads for ``file_buffer``.
     """
@@ -71,18 +73,24 @@ class FileLoader:
 
     @contextmanager
     def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[FileRows | None]]:
-        """Open an iterator over the rows of each range; the consumer must release rows before it takes the next."""
+        """Open an iterator over the rows of each range; the consumer must release rows before it
+        takes the next.
+        """
         self._held.clear()
         if self._file_buffer == 1:
             yield self._measured(map(self._load, row_ranges))
             return
-        with ReadAhead(row_ranges, self._load, threads=self._part.threads, depth=self._file_buffer - 1) as ahead:
+        with ReadAhead(
+            row_ranges, self._load, threads=self._part.threads, depth=self._file_buffer - 1
+        ) as ahead:
             yield self._measured(ahead, ahead)
 
     def _measured(
         self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
     ) -> Iterator[FileRows | None]:
-        """Iterate over loaded files; count those that were ready, and measure the time spent waiting."""
+        """Iterate over loaded files; count those that were ready, and measure the time spent
+        waiting.
+        """
         while True:
             was_ready = ahead is not None and ahead.ready
             began = time.perf_counter()
@@ -95,7 +103,9 @@ class FileLoader:
             self.reads.ahead += was_ready
             self.reads.cached += cached
             if rows is not None:
-                rows = rows._replace(arrays={key: signed(array) for key, array in rows.arrays.items()})
+                rows = rows._replace(
+                    arrays={key: signed(array) for key, array in rows.arrays.items()}
+                )
             yield rows
             del rows
             del self._held[-1:]  # which another iteration may have emptied
@@ -111,12 +121,16 @@ class FileLoader:
             if entry is None:
                 return self._read(item), False
             kept = entry.load()
-            rows = self._read(RowRange(item.file, 0, block.rows)) if kept is None else FileRows(kept)
+            rows = (
+                self._read(RowRange(item.file, 0, block.rows)) if kept is None else FileRows(kept)
+            )
             if rows is None:
                 return None, False
             if kept is None and not len(rows.missing):
                 entry.store(rows.arrays)
-            own = rows.missing[(item.start <= rows.missing) & (rows.missing < item.stop)] - item.start
+            own = (
+                rows.missing[(item.start <= rows.missing) & (rows.missing < item.stop)] - item.start
+            )
             arrays = {key: array[item.start : item.stop] for key, array in rows.arrays.items()}
             return FileRows(arrays, own), kept is not None
         except BadFileError as error:
@@ -128,14 +142,16 @@ class FileLoader:
     def _read(self, item: RowRange) -> FileRows | None:
         arrays, bad = self._part.read_good(item)
         self.skipped |= {error.file: error.reason for error in bad.values()}
-        return FileRows(arrays, np.fromiter(bad, np.intp)) if not bad or len(bad) < len(item) else None
+        return (
+            FileRows(arrays, np.fromiter(bad, np.intp)) if not bad or len(bad) < len(item) else None
+        )
 
 
 def check_threads(threads: int, file_buffer: int) -> None:
     """Raise ``ValueError`` unless each thread may hold a file in addition to the one in use."""
     if threads > max(1, file_buffer - 1):
         raise ValueError(
-            f"threads={threads}, file_buffer={file_buffer}: each thread holds the file that it reads, besides "
-            f"the one in use; give a file_buffer of at least {threads + 1}, or at most {max(1, file_buffer - 1)} "
-            "threads"
+            f"threads={threads}, file_buffer={file_buffer}: each thread holds the file that it "
+            f"reads, besides the one in use; give a file_buffer of at least {threads + 1}, or at "
+            f"most {max(1, file_buffer - 1)} threads"
         )

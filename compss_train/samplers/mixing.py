@@ -1,8 +1,9 @@
 """Shuffling of samples that are read chunk by chunk, in the order of a partial shuffle.
 
-A store has a slot for each sample in the pools. Each sample that is read takes the slot of a sample that was drawn,
-so that each sample is copied into the store once and each chunk is read once. After an interruption the order is
-replayed without samples, and only chunks that have samples in the pools are read again.
+A store has a slot for each sample in the pools. Each sample that is read takes the slot of a sample
+that was drawn, so that each sample is copied into the store once and each chunk is read once. After
+an interruption the order is replayed without samples, and only chunks that have samples in the
+pools are read again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +40,8 @@ def shuffled_batches(
     start: int = 0,
     store: "SlotStore | None" = None,
 ) -> Iterator[Rows | None]:
-    """Iterate over batches of samples that are read in chunks (files or parts of files), each sample once.
+    """Iterate over batches of samples that are read in chunks (files or parts of files), each
+    sample once.
 
     Parameters
     ----------
@@ -52,8 +54,8 @@ def shuffled_batches(
     random:
         Generator of the order, in its initial state; ``None`` keeps the order of the chunks.
     batch_sizes:
-        Number of samples in each batch. Samples of unreadable chunks are missing from the batches; a batch without
-        any samples is ``None``.
+        Number of samples in each batch. Samples of unreadable chunks are missing from the batches;
+        a batch without any samples is ``None``.
     start:
         Number of samples that were drawn before an interruption.
     store:
@@ -86,11 +88,17 @@ class _SlotFiller:
     """Reads samples chunk by chunk and writes them to slots."""
 
     def __init__(
-        self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Chunk | None], store: "SlotStore"
+        self,
+        bounds: Numbers,
+        numbers: Iterator[int],
+        chunks: Iterator[Chunk | None],
+        store: "SlotStore",
     ) -> None:
-        self._bounds, self._store = bounds, store
+        self._bounds = bounds
+        self._store = store
         self._numbers = numbers
-        self._chunks = chunks  # not zipped with the numbers: zip would keep a chunk alive while it reads the next
+        # Not zipped with the numbers: zip would keep a chunk alive while it reads the next.
+        self._chunks = chunks
         self._chunk: SampleBatch | None = None
         self._missing: Numbers = np.empty(0, np.intp)
         self._first = self._stop = 0  # samples in the chunk
@@ -100,9 +108,11 @@ class _SlotFiller:
         while len(samples):
             while samples[0] >= self._stop:
                 self._chunk = None  # frees its memory before the next one is read
-                chunk, number = next(self._chunks), next(self._numbers)
+                chunk = next(self._chunks)
+                number = next(self._numbers)
                 if chunk is not None:
-                    self._chunk, self._missing = SampleBatch.from_batch(chunk[0]), chunk[1]
+                    self._chunk = SampleBatch.from_batch(chunk[0])
+                    self._missing = chunk[1]
                 del chunk
                 self._first, self._stop = self._bounds[number : number + 2].tolist()
             number = int(np.searchsorted(samples, self._stop))
@@ -113,11 +123,13 @@ class _SlotFiller:
                 self._store.write(slots[:number], self._chunk, rows)
                 if len(self._missing):
                     self._store.mark_missing(slots[:number][np.isin(rows, self._missing)])
-            samples, slots = samples[number:], slots[number:]
+            samples = samples[number:]
+            slots = slots[number:]
 
 
 class SlotStore:
-    """Stores rows in slots. Memory is allocated when the first rows are written, and reused after ``reset``.
+    """Stores rows in slots. Memory is allocated when the first rows are written, and reused after
+    ``reset``.
 
     Allocating it again for each epoch can take as long as reading the files.
     """
@@ -130,7 +142,8 @@ class SlotStore:
     def reset(self, capacity: int) -> None:
         """Empty the store and set its number of slots."""
         if capacity != self._capacity:
-            self._capacity, self._storage = capacity, None
+            self._capacity = capacity
+            self._storage = None
         self._missing = np.zeros(capacity, np.bool_)
 
     def write(self, slots: Numbers, chunk: SampleBatch, rows: Numbers) -> None:

@@ -1,7 +1,9 @@
-"""Partial shuffles: orders in which samples move by about the size of a pool, so that files are read sequentially.
+"""Partial shuffles: orders in which samples move by about the size of a pool, so that files are
+read sequentially.
 
-With one pool, each run of consecutive samples that fills the pool is permuted. With two pools, samples are drawn at
-random from the first pool and replaced by those of the next permuted run, so they move further.
+With one pool, each run of consecutive samples that fills the pool is permuted. With two pools,
+samples are drawn at random from the first pool and replaced by those of the next permuted run, so
+they move further.
 
 Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 """
@@ -33,10 +35,12 @@ class Pools(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialShuffle:
-    """Reads blocks or files sequentially and mixes their samples in pools; for ``fit(shuffle=...)``.
+    """Reads blocks or files sequentially and mixes their samples in pools; for
+    ``fit(shuffle=...)``.
 
     In every epoch the blocks are reordered and split into equal shares, one for each worker. See
-    ``PartialShuffleSampler`` for the pools, which are emptied at the end of an epoch and before workers merge.
+    ``PartialShuffleSampler`` for the pools, which are emptied at the end of an epoch and before
+    workers merge.
 
     Parameters
     ----------
@@ -61,17 +65,24 @@ class PartialShuffle:
 
 
 class SlotPlan:
-    """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that order on.
+    """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that
+    order on.
 
-    There are as many slots as samples in the pools. Samples 0, 1, 2, ... start in slots 0, 1, 2, ... Each later
-    sample takes the slot that was freed first, so that it can be written to a slot that was just drawn.
+    There are as many slots as samples in the pools. Samples 0, 1, 2, ... start in slots 0, 1, 2,
+    ... Each later sample takes the slot that was freed first, so that it can be written to a slot
+    that was just drawn.
 
-    To follow the plan, fill the slots as in ``held``. Then alternate between drawing the samples in the slots of
-    ``draw`` and writing new samples to the slots of ``refill``. Without ``random``, one pool keeps the order.
+    To follow the plan, fill the slots as in ``held``. Then alternate between drawing the samples in
+    the slots of ``draw`` and writing new samples to the slots of ``refill``. Without ``random``,
+    one pool keeps the order.
     """
 
-    def __init__(self, samples: int, pools: Pools, random: np.random.Generator | None, start: int = 0) -> None:
-        self._samples, self._pools, self._random = samples, pools, random
+    def __init__(
+        self, samples: int, pools: Pools, random: np.random.Generator | None, start: int = 0
+    ) -> None:
+        self._samples = samples
+        self._pools = pools
+        self._random = random
         self._runs = self._slots_in_order()
         self._run = self._drawn = np.empty(0, np.int64)
         self.held: Numbers = np.arange(min(pools.capacity, samples))
@@ -94,8 +105,10 @@ class SlotPlan:
 
     def refill(self) -> tuple[Numbers, Numbers]:
         """Return the next samples to write, and their slots, which are those of the last draw."""
-        first, self.arrived = self.arrived, min(self.arrived + len(self._drawn), self._samples)
-        slots, self._drawn = self._drawn[: self.arrived - first], self._drawn[:0]
+        first = self.arrived
+        self.arrived = min(self.arrived + len(self._drawn), self._samples)
+        slots = self._drawn[: self.arrived - first]
+        self._drawn = self._drawn[:0]
         return np.arange(first, self.arrived), slots
 
     def held_by_arrival(self) -> tuple[Numbers, Numbers]:
@@ -106,7 +119,8 @@ class SlotPlan:
 
     def _slots_in_order(self) -> Iterator[Numbers]:
         """Iterate over the slots of all samples in the order of the shuffle, in runs."""
-        size, random = self._pools.size, self._random
+        size = self._pools.size
+        random = self._random
         freed: deque[Numbers] = deque()
         pool: Numbers | None = None  # what the runs are exchanged with, if there are two pools
         for first in range(0, self._samples, size):
@@ -127,10 +141,11 @@ class SlotPlan:
 
 
 def exchange(pool: Numbers, arriving: Numbers, indices: Numbers) -> Numbers:
-    """Replace the pool's numbers at ``indices``, in turn, by the arriving ones; return those replaced.
+    """Replace the pool's numbers at ``indices``, in turn, by the arriving ones; return those
+    replaced.
 
-    Changes ``pool``. If an index occurs again, the number that arrived there before is returned. All indices are
-    handled at once instead of one by one.
+    Changes ``pool``. If an index occurs again, the number that arrived there before is returned.
+    All indices are handled at once instead of one by one.
     """
     order = np.argsort(indices, kind="stable")
     index = indices[order]

@@ -1,4 +1,6 @@
-"""``BuildArguments``: the arguments of ``build``, and the checks of networks, optimizers and pickles."""
+"""``BuildArguments``: the arguments of ``build``, and the checks of networks, optimizers and
+pickles.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +21,16 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import no_loss
 from compss_train.training.description import Details, details
 
-PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
+PICKLED = (
+    "net",
+    "optimizer",
+    "loss",
+    "transform",
+    "collate",
+    "compile",
+    "training_step",
+    "validation_step",
+)
 """Arguments that are sent to workers, and that may be impossible to pickle."""
 
 
@@ -42,26 +53,40 @@ class BuildArguments:
         check_choice("memory_format", spec.memory_format, tuple(training_spec.MEMORY_FORMATS))
         given: object = spec.gradients
         if not isinstance(given, optimizers.Gradients):
-            raise TypeError(f"gradients={given!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
+            raise TypeError(
+                f"gradients={given!r}: give Gradients(...), such as Gradients(clip_norm=1.0)"
+            )
         if spec.class_weight is not None and spec.loss is no_loss:
-            raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in your step")
+            raise ValueError(
+                "class_weight= belongs to loss=, which was not given; weight classes in your step"
+            )
         if spec.class_weight is not None:
             losses.check_weightable(spec.loss)
         if spec.transform is not None and not callable(spec.transform):
-            raise TypeError(f"transform={spec.transform!r}: give a function of a batch of x, or None")
+            raise TypeError(
+                f"transform={spec.transform!r}: give a function of a batch of x, or None"
+            )
         if spec.collate is not None and not callable(spec.collate):
-            raise TypeError(f"collate={spec.collate!r}: give a function of a list of samples, (x, y) or x, or None")
+            raise TypeError(
+                f"collate={spec.collate!r}: give a function of a list of samples, "
+                "(x, y) or x, or None"
+            )
         augment = spec.train_transform and spec.train_transform.function
         pickled = {name: getattr(spec, name) for name in PICKLED}
         check_picklable(**pickled, metric=spec.measures.metrics, train_transform=augment)
         self._check_optimizer()
         self._check_dtypes()
-        if isinstance(spec.loss, nn.Module) and any(each.requires_grad for each in spec.loss.parameters()):
+        if isinstance(spec.loss, nn.Module) and any(
+            each.requires_grad for each in spec.loss.parameters()
+        ):
             warn_user(
-                "the loss has parameters, which are not trained: docs/models.md makes it a part of the network"
+                "the loss has parameters, which are not trained: docs/models.md makes it a part "
+                "of the network"
             )
         if self.schedule is not None:
-            object.__setattr__(self, "lr_schedule", make_schedule(self.schedule, spec.net, spec.optimizer))
+            object.__setattr__(
+                self, "lr_schedule", make_schedule(self.schedule, spec.net, spec.optimizer)
+            )
 
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""
@@ -71,34 +96,48 @@ class BuildArguments:
         given += ["on_nan='skip'"] if spec.gradients.on_nan == "skip" else []
         if several and spec.training_step is None:
             raise ValueError(
-                "several optimizers need training_step=, a function that updates them: docs/models.md has an "
-                "example"
+                "several optimizers need training_step=, a function that updates them: "
+                "docs/models.md has an example"
             )
         if several and given:
             raise ValueError(
-                f"{given[0]} belongs to one optimizer; with several, the training step decides when each is updated"
+                f"{given[0]} belongs to one optimizer; with several, the training step decides "
+                "when each is updated"
             )
         given += ["precision='fp16'"] if spec.precision == "fp16" else []
         unsupported = ["one of several optimizers"] if several else given
         check_optimizer(spec.net, spec.optimizer, next(iter(unsupported), ""))
 
     def _check_dtypes(self) -> None:
-        """Raise ``ValueError`` for a network in half or double precision where it is not supported."""
+        """Raise ``ValueError`` for a network in half or double precision where it is not
+        supported.
+        """
         dtypes = {parameter.dtype for parameter in self.training_spec.net.parameters()}
         if self.training_spec.precision == "fp16" and torch.float16 in dtypes:
-            raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
+            raise ValueError(
+                "precision='fp16' keeps the parameters in float32, and the network has float16 ones"
+            )
         if self.num_gpu and gpu() == "mps" and torch.float64 in dtypes:
-            raise ValueError("num_gpu: the network is in float64, which Apple's MPS lacks; give net.float()")
+            raise ValueError(
+                "num_gpu: the network is in float64, which Apple's MPS lacks; give net.float()"
+            )
 
     @cached_property
     def rates(self) -> dict[str, float]:
-        """The learning rates that the optimizer begins with: ``lr``, and ``lr/NAME`` for each other group."""
-        return rates(optimizers.make_optimizer(self.training_spec.optimizer, self.training_spec.net).param_groups)
+        """The learning rates that the optimizer begins with: ``lr``, and ``lr/NAME`` for each other
+        group.
+        """
+        return rates(
+            optimizers.make_optimizer(
+                self.training_spec.optimizer, self.training_spec.net
+            ).param_groups
+        )
 
     @cached_property
     def objective(self) -> Details:
         """The details of the network and the loss."""
-        spec, modules = self.training_spec, dict(self.training_spec.net.named_modules())
+        spec = self.training_spec
+        modules = dict(self.training_spec.net.named_modules())
         evaluated = [
             name
             for name, module in modules.items()
@@ -109,8 +148,11 @@ class BuildArguments:
 
     @cached_property
     def surroundings(self) -> Details:
-        """The details of the other objects of ``build`` that change what a fit computes or measures."""
-        spec, found = self.training_spec, details("schedule", self.schedule)
+        """The details of the other objects of ``build`` that change what a fit computes or
+        measures.
+        """
+        spec = self.training_spec
+        found = details("schedule", self.schedule)
         for name in ("transform", "train_transform", "collate", "training_step", "validation_step"):
             found |= details(name, getattr(spec, name))
         return found | details("metric", spec.measures.metrics)
@@ -122,7 +164,8 @@ _TOO_DEEP = "contains itself, or is nested too deeply for Python"
 def checked_network(net: object) -> nn.Module:
     """Return the network given to ``build``; of a dict of modules, the ``nn.ModuleDict``.
 
-    Raises ``TypeError`` unless it is a module of dense tensors, ``ValueError`` if none is trainable.
+    Raises ``TypeError`` unless it is a module of dense tensors, ``ValueError`` if none is
+    trainable.
     """
     if isinstance(net, Mapping) and not isinstance(net, nn.Module):
         net = nn.ModuleDict(net)
@@ -137,44 +180,63 @@ def checked_network(net: object) -> nn.Module:
     if not any(True for _ in net.parameters()):
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
-        raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
+        raise ValueError(
+            f"all parameters of {type(net).__name__} are frozen; set requires_grad on some"
+        )
     compilation.check_not_compiled(net)
     if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(f"net is in a {type(net).__name__}, but workers share the samples: give net.module")
+        raise ValueError(
+            f"net is in a {type(net).__name__}, but workers share the samples: give net.module"
+        )
     if any(parameter.is_meta for parameter in net.parameters()):
-        raise ValueError("net is on the meta device, without numbers: create it on the CPU, or load its parameters")
+        raise ValueError(
+            "net is on the meta device, without numbers: create it on the CPU, or "
+            "load its parameters"
+        )
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
             check_dense(f"{name!r} of the network", tensor)
     return net
 
 
-def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupported: str = "") -> None:
+def check_optimizer(
+    net: nn.Module, factory: optimizers.NetOptimizer, unsupported: str = ""
+) -> None:
     """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
-    ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters would train nothing.
-    ``unsupported`` names, for the message, what an optimizer that evaluates the loss itself does not support.
-    The optimizer's own errors (a negative learning rate, say) are raised unchanged.
+    ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters
+    would train nothing. ``unsupported`` names, for the message, what an optimizer that evaluates
+    the loss itself does not support. The optimizer's own errors (a negative learning rate, say) are
+    raised unchanged.
     """
     optimizer = optimizers.make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"the optimizer callable returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    parts = optimizer.optimizers.values() if isinstance(optimizer, optimizers.JoinedOptimizer) else [optimizer]
+        raise TypeError(
+            f"the optimizer callable returned {type(optimizer).__name__}, not a "
+            "torch.optim.Optimizer"
+        )
+    parts = (
+        optimizer.optimizers.values()
+        if isinstance(optimizer, optimizers.JoinedOptimizer)
+        else [optimizer]
+    )
     needing = [type(part).__name__ for part in parts if optimizers.needs_closure(type(part).step)]
     if needing and unsupported:
         raise ValueError(
-            f"{unsupported} does not work with {needing[0]}, which evaluates the loss several times a step; choose "
-            "another optimizer"
+            f"{unsupported} does not work with {needing[0]}, which evaluates the loss several "
+            "times a step; choose another optimizer"
         )
     if not optimizers.is_over(optimizer, net):
         raise ValueError(
-            "the optimizer callable uses other parameters than those it is called with, and than the network's; "
-            "write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
+            "the optimizer callable uses other parameters than those it is called with, and than "
+            "the network's; write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
         )
 
 
 def check_outer_optimizer(spec: optimizers.OptimizerSpec, net: nn.Module | None = None) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless this is a valid ``outer_optimizer``, of ``net`` if given."""
+    """Raise ``TypeError`` or ``ValueError`` unless this is a valid ``outer_optimizer``, of ``net``
+    if given.
+    """
     try:
         factory = optimizers.optimizer_factory(spec)
         if net is not None:
@@ -186,7 +248,9 @@ def check_outer_optimizer(spec: optimizers.OptimizerSpec, net: nn.Module | None 
 
 
 def copied_network(net: nn.Module) -> nn.Module:
-    """Return a copy of a network, on the CPU; raise ``TypeError`` if it is known why it cannot be copied."""
+    """Return a copy of a network, on the CPU; raise ``TypeError`` if it is known why it cannot be
+    copied.
+    """
     try:
         return copies.copy_network(net).cpu()
     except Exception as error:
@@ -205,7 +269,8 @@ def check_picklable(**values: object) -> None:
             where = _culprit(name, value) or name
             raise TypeError(
                 f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); "
-                "create it on first use, as in forward or __getitem__, or exclude it in __getstate__"
+                "create it on first use, as in forward or __getitem__, or exclude it in "
+                "__getstate__"
             )
 
 
@@ -230,4 +295,8 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
     elif not isinstance(value, type):
         if isinstance(value, nn.Module):
             yield from ((f".{key}", child) for key, child in value.named_children())
-        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items() if key != "_modules")
+        yield from (
+            (f".{key}", item)
+            for key, item in getattr(value, "__dict__", {}).items()
+            if key != "_modules"
+        )

@@ -1,4 +1,6 @@
-"""Callbacks: their base class, the list that calls them, and the checks of it before any task starts."""
+"""Callbacks: their base class, the list that calls them, and the checks of it before any task
+starts.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,22 +16,24 @@ from compss_train.worker.callbacks import WorkerCallback, numbered
 class Callback:
     """Base class of callbacks. All hooks do nothing; override those you need.
 
-    Hooks run in the coordinator's thread, in the order of the list. The order of calls is fixed: the start of the
-    fit, then the start and end of each round (a cancelled round has no end), then the end of the fit; an exception
-    may occur at any time. An exception raised by a hook ends the fit and names the callback;
-    ``trainer.stop(reason)`` ends the fit cleanly.
+    Hooks run in the coordinator's thread, in the order of the list. The order of calls is fixed:
+    the start of the fit, then the start and end of each round (a cancelled round has no end), then
+    the end of the fit; an exception may occur at any time. An exception raised by a hook ends the
+    fit and names the callback; ``trainer.stop(reason)`` ends the fit cleanly.
 
-    ``trainer`` is the ``DistributedTrainer``. It is typed as ``Any`` here, so that an override may annotate it with
-    ``DistributedTrainer``.
+    ``trainer`` is the ``DistributedTrainer``. It is typed as ``Any`` here, so that an override may
+    annotate it with ``DistributedTrainer``.
     """
 
     keeps_state: ClassVar[bool] = False
-    """Whether the callback saves the state of the fit. If so, its ``on_round_end`` runs after all other callbacks',
-    but its ``on_fit_start`` and ``on_fit_end`` run before them: if its folder is unavailable, the others have not
-    done anything yet."""
+    """Whether the callback saves the state of the fit. If so, its ``on_round_end`` runs after all
+    other callbacks', but its ``on_fit_start`` and ``on_fit_end`` run before them: if its folder is
+    unavailable, the others have not done anything yet."""
 
     def on_fit_start(self, trainer: Any, total_samples: int | None) -> None:
-        """Run before the first round; ``total_samples`` is the number to train on, ``None`` if unknown."""
+        """Run before the first round; ``total_samples`` is the number to train on, ``None`` if
+        unknown.
+        """
 
     def on_round_start(self, trainer: Any, number: int) -> None:
         """Run when the fit starts to wait for a round; its tasks may already be running."""
@@ -41,10 +45,14 @@ class Callback:
         """Run after the last round, when the trainer has the final parameters."""
 
     def on_exception(self, trainer: Any, error: BaseException) -> None:
-        """Run when an exception, Ctrl-C included, ends a fit after ``on_fit_start``; it is re-raised afterwards."""
+        """Run when an exception, Ctrl-C included, ends a fit after ``on_fit_start``; it is
+        re-raised afterwards.
+        """
 
     def check(self, trainer: Any) -> None:
-        """Raise an exception if the trainer does not suit the callback; called before fits and in ``check_fit``."""
+        """Raise an exception if the trainer does not suit the callback; called before fits and in
+        ``check_fit``.
+        """
 
     def traced_worker(self, number: int) -> int | None:
         """Return the worker to trace (``torch.profiler``) in round ``number``, or ``None``."""
@@ -56,7 +64,8 @@ class Callback:
     def needs_state(self, number: int) -> bool:
         """Return whether ``on_round_end`` of round ``number`` will call ``trainer.snapshot()``.
 
-        Workers that merge asynchronously then wait for each other once, so that the snapshot is consistent.
+        Workers that merge asynchronously then wait for each other once, so that the snapshot is
+        consistent.
         """
         return False
 
@@ -73,11 +82,15 @@ class Callback:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed fit needs: numbers, strings and arrays, in dicts and lists."""
+        """Return the state that a resumed fit needs: numbers, strings and arrays, in dicts and
+        lists.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of ``state_dict``; called before ``on_fit_start`` when a fit is resumed."""
+        """Restore a state of ``state_dict``; called before ``on_fit_start`` when a fit is
+        resumed.
+        """
 
 
 AnyCallback: TypeAlias = Callback | WorkerCallback
@@ -85,15 +98,16 @@ AnyCallback: TypeAlias = Callback | WorkerCallback
 
 
 HOOKS, WORKER_HOOKS = (
-    tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)
+    tuple(name for name in vars(kind) if name.startswith("on_"))
+    for kind in (Callback, WorkerCallback)
 )
 
 
 class CallbackList:
     """The callbacks of one fit, called in order.
 
-    ``records`` says what records will have, as in ``check_watched``. Raises ``TypeError`` and ``ValueError`` for
-    callbacks that the fit cannot use.
+    ``records`` says what records will have, as in ``check_watched``. Raises ``TypeError`` and
+    ``ValueError`` for callbacks that the fit cannot use.
     """
 
     def __init__(self, callbacks: Sequence[AnyCallback], trainer: Any, **records: bool) -> None:
@@ -111,7 +125,9 @@ class CallbackList:
         for each in self.in_workers:
             check_picklable(**{type(each).__name__: each})
             if records.get("online"):
-                raise ValueError(f"{type(each).__name__} is a WorkerCallback; fit_online does not call those")
+                raise ValueError(
+                    f"{type(each).__name__} is a WorkerCallback; fit_online does not call those"
+                )
         for callback in self.all:
             callback.check(trainer)
         watches = any(callback.watches() for callback in self.callbacks)
@@ -136,7 +152,9 @@ class CallbackList:
                 try:
                     callback.on_exception(self._trainer, error)
                 except Exception as another:
-                    error.add_note(f"And {type(callback).__name__}.on_exception raised {another!r}.")
+                    error.add_note(
+                        f"And {type(callback).__name__}.on_exception raised {another!r}."
+                    )
             raise
 
     def needs_state(self, number: int) -> bool:
@@ -153,11 +171,15 @@ class CallbackList:
 
     def traced(self, number: int) -> set[int]:
         """Return the workers that are traced in round ``number``."""
-        return {self._call(callback, "traced_worker", number) for callback in self.callbacks} - {None}
+        return {self._call(callback, "traced_worker", number) for callback in self.callbacks} - {
+            None
+        }
 
     def trace(self, number: int, worker: int, trace: bytes) -> None:
         """Call ``write_trace`` of the callbacks that requested the trace."""
-        wanting = [each for each in self.callbacks if self._call(each, "traced_worker", number) == worker]
+        wanting = [
+            each for each in self.callbacks if self._call(each, "traced_worker", number) == worker
+        ]
         self._call_hook(wanting, "write_trace", worker, trace)
 
     def states(self) -> dict[str, Any]:
@@ -166,10 +188,13 @@ class CallbackList:
         return {name: state for name, state in states.items() if state}
 
     def _by_name(self) -> Iterator[tuple[str, Callback]]:
-        """Iterate over pairs of a unique name and a callback: class, monitored field and a number."""
+        """Iterate over pairs of a unique name and a callback: class, monitored field and a
+        number.
+        """
         names = []
         for callback in self.callbacks:
-            watched, kind = self._call(callback, "watches"), type(callback).__name__
+            watched = self._call(callback, "watches")
+            kind = type(callback).__name__
             names.append(kind if watched is None else f"{kind} of {watched}")
         return zip(numbered(names), self.callbacks, strict=True)
 
@@ -187,15 +212,18 @@ class CallbackList:
             unnamed = isinstance(error, OSError) and error.filename is None
             path = callback.writes_to() if unnamed else None
             place = "" if path is None else f", which writes to {path}"
-            error.add_note(f"Raised in the callback {type(callback).__name__}, by its {method}{place}.")
+            error.add_note(
+                f"Raised in the callback {type(callback).__name__}, by its {method}{place}."
+            )
             raise
 
 
 def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
     """Return the callbacks as a list.
 
-    Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that occurs twice, for
-    two callbacks that write to the same path, and for one that would write to an object store and cannot.
+    Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that
+    occurs twice, for two callbacks that write to the same path, and for one that would write to an
+    object store and cannot.
     """
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
@@ -212,7 +240,9 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
         if path is None or files.is_special_file(Path(path)):
             continue
         if str(path).partition("/")[0].endswith(":"):  # of s3://...
-            raise ValueError(f"{type(callback).__name__} has {path}, but only Checkpoint writes to object stores")
+            raise ValueError(
+                f"{type(callback).__name__} has {path}, but only Checkpoint writes to object stores"
+            )
         if (other := owners.setdefault(Path(path).resolve(), callback)) is not callback:
             raise ValueError(
                 f"{type(other).__name__} and {type(callback).__name__} would both write to {path}; "
@@ -222,9 +252,13 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
 
 
 def warn_of_other_hooks(kind: type[AnyCallback]) -> None:
-    """Warn of methods that are named like hooks but are not, as in other libraries: they are never called."""
+    """Warn of methods that are named like hooks but are not, as in other libraries: they are never
+    called.
+    """
     hooks = WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
-    methods = [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))]
+    methods = [
+        name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))
+    ]
     if others := [name for name in methods if name not in hooks]:
         validation.warn_user(
             f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
@@ -257,6 +291,6 @@ def check_watched(
             continue
         hint = "; give fit validation_data=" if missing else validation.suggestion(name, measured)
         raise ValueError(
-            f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but {', '.join(measured)}"
-            f"{hint}"
+            f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but "
+            f"{', '.join(measured)}{hint}"
         )

@@ -5,8 +5,8 @@
     folder/
         round-000012/
             arrays.safetensors     parameters, optimizer and random states: every array
-            history-000000.jsonl   the records of the history but the last one, in files that checkpoints share
-            state.json             everything else, and the checksums of all
+            history-000000.jsonl   the records of the history but the last one, in files that
+            checkpoints share state.json             everything else, and the checksums of all
 """
 
 import logging
@@ -47,9 +47,11 @@ def checkpoint_path(folder: Path, number: int) -> Path:
 
 
 class RemoteFolder:
-    """The checkpoints in a folder of an object store, and a local copy that lives as long as this object.
+    """The checkpoints in a folder of an object store, and a local copy that lives as long as this
+    object.
 
-    Stores cannot rename: the state of a checkpoint is uploaded last, and without it a checkpoint is damaged.
+    Stores cannot rename: the state of a checkpoint is uploaded last, and without it a checkpoint is
+    damaged.
     """
 
     def __init__(self, url: str) -> None:
@@ -67,10 +69,14 @@ class RemoteFolder:
         self._downloaded = True
 
     def upload(self, path: Path) -> None:
-        """Copy a checkpoint to the store; what it shares with earlier ones is copied inside the store."""
+        """Copy a checkpoint to the store; what it shares with earlier ones is copied inside the
+        store.
+        """
         for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
             target = f"{self._path}/{path.name}/{file.name}"
-            earlier = (each for each in self._uploaded if each != path and (each / file.name).exists())
+            earlier = (
+                each for each in self._uploaded if each != path and (each / file.name).exists()
+            )
             shared = next((each for each in earlier if file.samefile(each / file.name)), None)
             if shared is not None:
                 with suppress(OSError, NotImplementedError):  # the store may not allow copies
@@ -80,9 +86,13 @@ class RemoteFolder:
         self._uploaded.append(path)
 
     def prune(self) -> None:
-        """Remove the checkpoints that the local folder no longer has; other files of the store are not ours."""
+        """Remove the checkpoints that the local folder no longer has; other files of the store are
+        not ours.
+        """
         here = {path.name for path in list_checkpoints(self.copy).values()}
-        for name in self._system.ls(self._path, detail=False) if self._system.exists(self._path) else ():
+        for name in (
+            self._system.ls(self._path, detail=False) if self._system.exists(self._path) else ()
+        ):
             folder = name.rstrip("/").rpartition("/")[2]
             if _ROUND_FOLDER.fullmatch(folder) and folder not in here:
                 self._system.rm(name, recursive=True)
@@ -90,7 +100,9 @@ class RemoteFolder:
 
 @contextmanager
 def local_copy(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a local path unchanged; for a file or folder of an object store, a copy that exists in the block."""
+    """Yield a local path unchanged; for a file or folder of an object store, a copy that exists in
+    the block.
+    """
     if not is_remote(name := os.fspath(path)):
         yield Path(name)
         return
@@ -104,27 +116,36 @@ def local_copy(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
-    """Return the checkpoints of a folder by the number of their round, the oldest first, without reading them."""
+    """Return the checkpoints of a folder by the number of their round, the oldest first, without
+    reading them.
+    """
     folder = Path(folder)
     entries = folder.iterdir() if folder.is_dir() else ()
     found = {
-        int(match[1]): path for path in entries if (match := _ROUND_FOLDER.fullmatch(path.name)) and path.is_dir()
+        int(match[1]): path
+        for path in entries
+        if (match := _ROUND_FOLDER.fullmatch(path.name)) and path.is_dir()
     }
     return dict(sorted(found.items()))
 
 
 def write_checkpoint(
-    path: str | os.PathLike[str], content: dict[str, Any], disk: Disk = DISK, shared: SharedHistory | None = None
+    path: str | os.PathLike[str],
+    content: dict[str, Any],
+    disk: Disk = DISK,
+    shared: SharedHistory | None = None,
 ) -> None:
-    """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
+    """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an
+    existing one.
 
-    The records in ``content["history"]`` are written once for all checkpoints with the same ``shared``. Of
-    ``content["files"]``, paths by name, it has copies.
-    If the machine stops at any time, the folder is complete or does not exist.
+    The records in ``content["history"]`` are written once for all checkpoints with the same
+    ``shared``. Of ``content["files"]``, paths by name, it has copies. If the machine stops at any
+    time, the folder is complete or does not exist.
 
     Raises ``OSError`` if it cannot be written.
     """
-    path, shared = Path(path), SharedHistory() if shared is None else shared
+    path = Path(path)
+    shared = SharedHistory() if shared is None else shared
     new = _without_leftovers(temporary_path(path, "new"), disk)
     try:
         if not path.parent.exists():
@@ -161,7 +182,9 @@ def _checked(files: Mapping[str, str], folder: Path) -> dict[str, Path]:
     for name, sha256 in files.items():
         try:
             if sha256_of_file(folder / name) != sha256:
-                raise BadCheckpointError(folder, f"{name} is damaged: its checksum is not the one in {STATE}")
+                raise BadCheckpointError(
+                    folder, (f"{name} is damaged: its checksum is not the one in {STATE}")
+                )
         except OSError as error:
             raise BadCheckpointError(folder, f"{name} cannot be read: {error}") from error
     return {name: folder / name for name in files}
@@ -175,7 +198,9 @@ def delete_checkpoint(path: Path, disk: Disk = DISK) -> None:
 
 
 def prune_checkpoints(folder: Path, keep: Container[int | None], disk: Disk = DISK) -> None:
-    """Remove the checkpoints of all rounds not in ``keep``, and partial ones of dead processes of this machine."""
+    """Remove the checkpoints of all rounds not in ``keep``, and partial ones of dead processes of
+    this machine.
+    """
     for number, path in list_checkpoints(folder).items():
         if number not in keep:
             delete_checkpoint(path, disk)
@@ -198,25 +223,37 @@ def _without_leftovers(path: Path, disk: Disk) -> Path:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content that ``write_checkpoint`` wrote; raise ``BadCheckpointError`` like ``read_state``."""
+    """Return the content that ``write_checkpoint`` wrote; raise ``BadCheckpointError`` like
+    ``read_state``.
+    """
     content = read_state(path := Path(path))
     if "files" in content:
         content = {**content, "files": _checked(content["files"], path)}
-    return {**content, "history": read_history(path, content["history"])} if "history" in content else content
+    return (
+        {**content, "history": read_history(path, content["history"])}
+        if "history" in content
+        else content
+    )
 
 
-def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False) -> tuple[Path, dict[str, Any]]:
-    """Return the path and content of the latest good checkpoint in a folder; the folder may itself be a checkpoint.
+def read_latest_checkpoint(
+    folder: str | os.PathLike[str], *, warn: bool = False
+) -> tuple[Path, dict[str, Any]]:
+    """Return the path and content of the latest good checkpoint in a folder; the folder may itself
+    be a checkpoint.
 
-    ``warn`` warns if later checkpoints are damaged, naming the last of them and the one that is used instead.
+    ``warn`` warns if later checkpoints are damaged, naming the last of them and the one that is
+    used instead.
 
-    Raises ``FileNotFoundError`` if the folder has no checkpoint, and ``BadCheckpointError`` if all checkpoints are
-    damaged or the latest undamaged one has another version. If ``folder`` is itself a damaged checkpoint, the
-    message names the latest good one beside it.
+    Raises ``FileNotFoundError`` if the folder has no checkpoint, and ``BadCheckpointError`` if all
+    checkpoints are damaged or the latest undamaged one has another version. If ``folder`` is itself
+    a damaged checkpoint, the message names the latest good one beside it.
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
-    is_one = (folder / STATE).exists() or (not found and _ROUND_FOLDER.fullmatch(folder.name) is not None)
+    is_one = (folder / STATE).exists() or (
+        not found and _ROUND_FOLDER.fullmatch(folder.name) is not None
+    )
     paths = [folder] if is_one else [*reversed(found.values())]
     if not paths:
         raise FileNotFoundError(f"no checkpoint in {folder}; callbacks.Checkpoint writes them")
@@ -228,7 +265,9 @@ def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False
         return path, content
     error = damaged[0]
     if is_one:
-        paths = [path for path in reversed(list_checkpoints(folder.parent).values()) if path != folder]
+        paths = [
+            path for path in reversed(list_checkpoints(folder.parent).values()) if path != folder
+        ]
         with suppress(BadCheckpointError):
             error.good, _ = _latest_good(paths, damaged)
     if error.good is None and len(damaged) > 1:
@@ -239,8 +278,12 @@ def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False
     raise error
 
 
-def _latest_good(paths: Iterable[Path], damaged: list[BadCheckpointError]) -> tuple[Path | None, dict[str, Any]]:
-    """Return the first readable path and its content; append the errors of the paths before it to ``damaged``."""
+def _latest_good(
+    paths: Iterable[Path], damaged: list[BadCheckpointError]
+) -> tuple[Path | None, dict[str, Any]]:
+    """Return the first readable path and its content; append the errors of the paths before it to
+    ``damaged``.
+    """
     for path in paths:
         try:
             return path, read_checkpoint(path)
@@ -292,7 +335,9 @@ class Snapshot:
     setting: dict[str, Any]
     """The settings of the trainer and its network, to be compared on resuming."""
     progress: Progress | None
-    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``, which has a study."""
+    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``, which has a
+    study.
+    """
     callbacks: dict[str, Any]
     """The state of each callback that has one."""
     schedule: dict[str, Any]
@@ -306,22 +351,36 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain values; ``files`` are paths."""
-        progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
-        return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
+        progress = self.progress and {
+            **vars(self.progress),
+            "reached": _fields(self.progress.reached),
+        }
+        return {
+            **vars(self),
+            "workers": [worker_to_dict(state) for state in self.workers],
+            "progress": progress,
+        }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], path: Path) -> Self:
         """Return the snapshot from its plain values, which were read from a checkpoint.
 
-        Raises ``BadCheckpointError`` for workers or progress that no trainer has written, with a right checksum.
+        Raises ``BadCheckpointError`` for workers or progress that no trainer has written, with a
+        right checksum.
         """
         try:
             saved = content["progress"]
-            progress = None if saved is None else Progress(**{**saved, "reached": ResumePoint(**saved["reached"])})
+            progress = (
+                None
+                if saved is None
+                else Progress(**{**saved, "reached": ResumePoint(**saved["reached"])})
+            )
             workers = tuple(worker_from_dict(state) for state in content["workers"])
             return cls(**{**content, "workers": workers, "progress": progress})
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise BadCheckpointError(path, f"its state is not that of a trainer: {error}") from error
+            raise BadCheckpointError(
+                path, f"its state is not that of a trainer: {error}"
+            ) from error
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
+"""``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of
+them.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -42,14 +44,17 @@ from compss_train.training.build_arguments import check_picklable
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataSource:
-    """The samples of a fit or an evaluation: blocks of several columns, or files that have all columns.
+    """The samples of a fit or an evaluation: blocks of several columns, or files that have all
+    columns.
 
-    For a data set that workers read, the only column holds the sample numbers. ``trainer.configuration`` has the
-    fields with a ``repr``.
+    For a data set that workers read, the only column holds the sample numbers.
+    ``trainer.configuration`` has the fields with a ``repr``.
     """
 
     columns: Mapping[str, BlockedTensor] = field(default_factory=dict)
-    """The columns of x, of y and of weights, in the same blocks, by their names in messages; none for files."""
+    """The columns of x, of y and of weights, in the same blocks, by their names in messages; none
+    for files.
+    """
     structure: ColumnStructure = field(default=SINGLE, repr=False)
     """Which columns are x, y and weights."""
     dataset: FileDataset | None = None
@@ -70,7 +75,9 @@ class DataSource:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
-        return next(iter(self.columns.values())).sizes if self.dataset is None else self.dataset.sizes
+        return (
+            next(iter(self.columns.values())).sizes if self.dataset is None else self.dataset.sizes
+        )
 
     @property
     def number_samples(self) -> int:
@@ -89,12 +96,16 @@ class DataSource:
 
     @property
     def may_skip(self) -> bool:
-        """Whether tasks may have fewer samples than planned: files may be skipped, streams may end early."""
+        """Whether tasks may have fewer samples than planned: files may be skipped, streams may end
+        early.
+        """
         return self.is_stream or (self.dataset is not None and self.dataset.on_bad_file == "skip")
 
     @cached_property
     def fingerprint(self) -> int | None:
-        """A checksum of some rows or bytes, to detect different data of the same sizes; ``None`` if costly."""
+        """A checksum of some rows or bytes, to detect different data of the same sizes; ``None`` if
+        costly.
+        """
         if self.dataset is not None:
             return self.dataset.fingerprint()
         if self.reader is None:
@@ -105,7 +116,8 @@ class DataSource:
     @property
     def without_targets(self) -> Self:
         """The source of the same samples without y and weights, as in a prediction."""
-        inputs, structure = len(leaves(self.structure.x)), replace(self.structure, y=None, weighted=False)
+        inputs = len(leaves(self.structure.x))
+        structure = replace(self.structure, y=None, weighted=False)
         columns = dict(islice(self.columns.items(), inputs))
         return replace(self, columns=columns, keys=self.keys[:inputs], structure=structure)
 
@@ -120,18 +132,22 @@ class DataSource:
             return self
         if self.is_stream:
             raise TypeError(
-                "sample_weight needs numbered samples, which an IterableDataset does not have; let the data set "
-                "yield weights as part of y, and weight the loss in a training_step"
+                "sample_weight needs numbered samples, which an IterableDataset does not have; "
+                "let the data set yield weights as part of y, and weight the loss in a "
+                "training_step"
             )
         weights = as_weights(sample_weight, next(iter(self.columns.values())))
         structure = replace(self.structure, weighted=True)
-        return replace(self, columns={**self.columns, "sample_weight": weights}, structure=structure)
+        return replace(
+            self, columns={**self.columns, "sample_weight": weights}, structure=structure
+        )
 
     def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> Self:
         if sample_weight is not None:
             raise TypeError(
-                f"sample_weight is a {type(sample_weight).__name__}, but x is a FileDataset, whose files hold the "
-                "weights too; leave sample_weight out, and name the array in FileDataset(..., weight=...)"
+                f"sample_weight is a {type(sample_weight).__name__}, but x is a FileDataset, "
+                "whose files hold the weights too; leave sample_weight out, and name the array "
+                "in FileDataset(..., weight=...)"
             )
         if (weight := dataset.weight_key()) is None:
             return self
@@ -162,35 +178,46 @@ class DataSource:
                 first += len(block)
 
     def check_readable(self, unread: int, measured: Sequence[Measured]) -> None:
-        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty.
+        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if
+        streams are empty.
 
-        ``unread`` is the number of samples that could not be read since the last one that could; ``measured`` are
-        the measurements of the last round.
+        ``unread`` is the number of samples that could not be read since the last one that could;
+        ``measured`` are the measurements of the last round.
         """
         if unread >= self.number_samples:
             skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
             if not skipped:
                 raise ValueError(
-                    "the IterableDataset gave no samples in a whole epoch: each epoch iterates over it anew, so "
-                    "that __iter__ has to begin from the start, and by default every worker takes its part of it"
+                    "the IterableDataset gave no samples in a whole epoch: each epoch iterates "
+                    "over it anew, so that __iter__ has to begin from the start, and by default "
+                    "every worker takes its part of it"
                 )
             file, reason = skipped[0]
             raise BadFileError(file, f"{reason}; nor can any other file be read")
 
     def shares(self, shuffle: Shuffle) -> int:
-        """Return the number of blocks, files or samples to distribute: only this number of workers get any."""
+        """Return the number of blocks, files or samples to distribute: only this number of workers
+        get any.
+        """
         return self.number_samples if shuffle == "partial" else len(self.sizes)
 
 
 def as_data_source(
-    x: Any, y: Any, blocks: int, *, targets: bool = True, floats: Callable[[], str | None] = lambda: None
+    x: Any,
+    y: Any,
+    blocks: int,
+    *,
+    targets: bool = True,
+    floats: Callable[[], str | None] = lambda: None,
 ) -> DataSource:
-    """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into ``blocks`` blocks, or files.
+    """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into ``blocks``
+    blocks, or files.
 
-    Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same blocks.
+    Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same
+    blocks.
 
-    Without ``targets``, only x is read from files. Floating-point columns of tables are converted to what
-    ``floats`` returns.
+    Without ``targets``, only x is read from files. Floating-point columns of tables are converted
+    to what ``floats`` returns.
 
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
@@ -200,8 +227,9 @@ def as_data_source(
     if samples is not None:
         if y is not None:
             raise TypeError(
-                f"y is a {type(y).__name__}, but x is a {type(x).__name__}, whose samples have targets in them; "
-                "leave y out, or say which part it is with Samples(dataset, x=..., y=...)"
+                f"y is a {type(y).__name__}, but x is a {type(x).__name__}, whose samples have "
+                "targets in them; leave y out, or say which part it is with Samples(dataset, "
+                "x=..., y=...)"
             )
         if samples.tensors is None:
             return _read(samples, blocks if targets or not samples.is_stream else 1, floats())
@@ -209,22 +237,30 @@ def as_data_source(
     structure, columns = columns_of(x, "x")
     of_y, more = (None, {}) if y is None else columns_of(y, "y")
     columns |= more
-    notes, remarks = list[str](), list[str]()
-    coding, indexes = tables.Coding(), dict[str, Any]()
+    notes = list[str]()
+    remarks = list[str]()
+    coding = tables.Coding()
+    indexes = dict[str, Any]()
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
             continue
         if holds_targets(value):
-            raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
+            raise TypeError(
+                f"a {type(value).__name__} holds samples and targets; give it as x, without y"
+            )
         if tables.is_frame(value):
             frame = tables.frame_as_array(value, name, floats())
             columns[name] = frame.array
-            notes, remarks, coding = notes + frame.notes, remarks + frame.remarks, coding | frame.coding
+            notes = notes + frame.notes
+            remarks = remarks + frame.remarks
+            coding = coding | frame.coding
             if (index := getattr(value, "index", None)) is not None:  # pandas's
                 indexes[name] = index
                 notes += _other_order(*next(iter(indexes.items())), name, index)
     blocked = _in_same_blocks(columns, blocks)
-    ragged = [block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)]
+    ragged = [
+        block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)
+    ]
     bucketed = any(block.bucket_by_length for block in ragged)
     return DataSource(
         columns=blocked,
@@ -237,25 +273,28 @@ def as_data_source(
 
 
 def _other_order(first: str, index: Any, name: str, other: Any) -> list[str]:
-    """Return a note on two frames if the index of one has the labels of the other's in another order."""
+    """Return a note on two frames if the index of one has the labels of the other's in another
+    order.
+    """
     if len(index) != len(other) or index.equals(other) or not (index.is_unique and other.is_unique):
         return []
     if len(index.difference(other, sort=False)):
         return []
     return [
-        f"{first} and {name} have the same index in another order, and rows are paired by their positions; "
-        f"{name}.loc[{first}.index] pairs them by the index"
+        f"{first} and {name} have the same index in another order, and rows are paired by their "
+        f"positions; {name}.loc[{first}.index] pairs them by the index"
     ]
 
 
 def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """Return the tuples, lists and dicts of data, with ``None`` for each column, and the columns.
 
-    Columns are arrays, frames and blocked tensors; their keys are names for messages, such as ``x['user']``.
+    Columns are arrays, frames and blocked tensors; their keys are names for messages, such as
+    ``x['user']``.
 
-    Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But a list of
-    arrays of one dtype and shape is one array with a sample for each, as in numpy, and a list of sequences that
-    differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
+    Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But
+    a list of arrays of one dtype and shape is one array with a sample for each, as in numpy, and a
+    list of sequences that differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
     """
     if isinstance(value, PackedSequence):  # which is a tuple
         check_values(name, value)
@@ -285,7 +324,10 @@ def _are_columns(items: Sequence[Any]) -> bool:
     arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
     if isinstance(items, tuple) or len(arrays) < len(items):
         return True
-    return len({len(each) for each in arrays}) == 1 and len({(str(a.dtype), a.shape) for a in arrays}) > 1
+    return (
+        len({len(each) for each in arrays}) == 1
+        and len({(str(a.dtype), a.shape) for a in arrays}) > 1
+    )
 
 
 def _is_column(item: Any) -> bool:
@@ -302,8 +344,13 @@ def holds_targets(value: Any) -> bool:
 
 
 def _in_same_blocks(columns: Mapping[str, Any], number: int) -> dict[str, BlockedTensor]:
-    """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
-    blocks = next((as_blocked(value, number) for value in columns.values() if hasattr(value, "tensors")), number)
+    """Return columns as blocked tensors with equal blocks: those of the first column that has
+    blocks.
+    """
+    blocks = next(
+        (as_blocked(value, number) for value in columns.values() if hasattr(value, "tensors")),
+        number,
+    )
     blocked = {name: as_blocked(value, blocks, name) for name, value in columns.items()}
     first, *others = blocked
     for name in others:
@@ -312,7 +359,9 @@ def _in_same_blocks(columns: Mapping[str, Any], number: int) -> dict[str, Blocke
 
 
 def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
-    """Return the source of samples in ``blocks`` blocks, unless they set their own number; checks one sample."""
+    """Return the source of samples in ``blocks`` blocks, unless they set their own number; checks
+    one sample.
+    """
     sizes = samples.sizes(blocks)
     reader = samples.reader(len(sizes), floats)
     if reader.is_stream:
@@ -322,23 +371,28 @@ def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
         with IN_PROCESS, random_state(0, "cpu"):
             reader.read_first()
     x = BlockedTensor([[block] for block in numbers])
-    return DataSource(columns={"x": x}, reader=reader, batch_size=samples.batch_size, notes=reader.notes)
+    return DataSource(
+        columns={"x": x}, reader=reader, batch_size=samples.batch_size, notes=reader.notes
+    )
 
 
 def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> DataSource:
     if y is not None:
         raise TypeError(
-            f"y is a {type(y).__name__}, but x is a FileDataset, whose files hold the targets too; leave y out, "
-            "and name the array of targets in FileDataset(..., y=...)"
+            f"y is a {type(y).__name__}, but x is a FileDataset, whose files hold the targets "
+            "too; leave y out, and name the array of targets in FileDataset(..., y=...)"
         )
     if isinstance(dataset.reader, CustomReader):
         check_picklable(reader=dataset.reader.function)
     keys = dataset.training_keys(targets=targets)
     dataset.check_dtypes(keys)
     converted = dataset if floats is None else dataset.with_floats(floats)
-    own, now = dataset.layout or {}, converted.layout or {}
+    own = dataset.layout or {}
+    now = converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
-    notes = [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
+    notes = (
+        [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
+    )
     remarks = []
     for key, columns in getattr(dataset.reader, "groups", {}).items():
         if key in keys and np.dtype(dtype := now[key].dtype).kind == "f":
@@ -357,7 +411,9 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
 
 
 def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> tables.Coding:
-    """Return what the numbers in files mean, in the words for frames: either may be compared with the other."""
+    """Return what the numbers in files mean, in the words for frames: either may be compared with
+    the other.
+    """
     coding = tables.Coding()
     for name, key in zip([*places(dataset.x, "x"), *places(dataset.y, "y")], keys, strict=False):
         columns = getattr(dataset.reader, "groups", {}).get(key)
@@ -365,33 +421,47 @@ def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> tables.Coding
             coding[tables.columns_of(name)] = tuple(columns)
         for column in (key,) if columns is None else columns:
             if (classes := dataset.classes.get(column)) is not None:
-                coding[tables.classes_of(name, None if columns is None else column)] = tables.plain_classes(classes)
+                coding[tables.classes_of(name, None if columns is None else column)] = (
+                    tables.plain_classes(classes)
+                )
     return coding
 
 
 def check_same_coding(
     training: tables.Coding, data: DataSource, name: str, before: str = "the training data"
 ) -> None:
-    """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than ``before``.
+    """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than
+    ``before``.
 
-    Strings, images and categories may have other classes, and frames their columns in another order.
+    Strings, images and categories may have other classes, and frames their columns in another
+    order.
     """
     for what, values in data.coding.items():
         if values != (own := training.get(what, values)):
             advice = (
-                "give both data sets the same x=, y= and classes=, as in FileDataset(..., classes=train.classes)"
+                (
+                    "give both data sets the same x=, y= and classes=, as in FileDataset(..., "
+                    "classes=train.classes)"
+                )
                 if data.dataset is not None
-                else "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes), or in "
-                "polars frame.cast(train.schema) with a polars.Enum of all classes in place of Categorical"
+                else "give both the same columns and dtypes, "
+                "frame[train.columns].astype(train.dtypes), or in polars "
+                "frame.cast(train.schema) with a polars.Enum of all classes in place of "
+                "Categorical"
             )
-            raise ValueError(f"{what} are {list(values)} in {name}, but {list(own)} in {before}; {advice}")
+            raise ValueError(
+                f"{what} are {list(values)} in {name}, but {list(own)} in {before}; {advice}"
+            )
 
 
 class PublishedData:
-    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number."""
+    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them
+    by number.
+    """
 
     def __init__(self, engine: Engine, source: DataSource) -> None:
-        self.engine, self.source = engine, source
+        self.engine = engine
+        self.source = source
         columns = source.columns.values()
         blocks = [block for tensor in columns for block in tensor.blocks()]
         self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
@@ -402,9 +472,17 @@ class PublishedData:
             self._columns = [[engine.publish(row) for row in rows]]
         else:
             self._columns = [_publish_blocks(engine, tensor) for tensor in columns]
-        """References to the blocks of each column, or to those of all columns where every value is costly."""
-        on_file = (str(block.filename) for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
-        self._stamps = {name: locations.file_stamp(name) for name in {*map(os.path.abspath, on_file)}}
+        """References to the blocks of each column, or to those of all columns where every value is
+        costly.
+        """
+        on_file = (
+            str(block.filename)
+            for block in blocks
+            if isinstance(block, np.memmap) and is_on_file(block)
+        )
+        self._stamps = {
+            name: locations.file_stamp(name) for name in {*map(os.path.abspath, on_file)}
+        }
         """The size and time of each memory-mapped file, to notice changes."""
 
     @cached_property
@@ -417,7 +495,9 @@ class PublishedData:
         return [column[number] for column in self._columns for number in numbers]
 
     def holding(self, samples: np.ndarray[Any, Any]) -> tuple[int, ...]:
-        """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""
+        """Return the numbers of the blocks that hold these samples, ascending; all if few would be
+        left out.
+        """
         if len(samples) >= len(self.starts):
             return tuple(range(len(self.starts)))
         return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
@@ -426,14 +506,17 @@ class PublishedData:
         """Warn of memory-mapped files that have changed since they were published."""
         for name, stamp in self._stamps.items():
             if os.path.exists(name) and locations.file_stamp(name) != stamp:
-                warn_user(f"{name} changed while it was in use: results are those of old and of new values")
+                warn_user(
+                    f"{name} changed while it was in use: results are those of old and of "
+                    "new values"
+                )
 
 
 def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
     """Publish the blocks of a tensor.
 
-    If the engine keeps values in shared memory, the blocks become views of them in this tensor, which is a data
-    source's own: no second copy is held of what was converted for the fit.
+    If the engine keeps values in shared memory, the blocks become views of them in this tensor,
+    which is a data source's own: no second copy is held of what was converted for the fit.
     """
     refs: list[Ref] = []
     for row in tensor.tensors:

@@ -1,7 +1,8 @@
-"""Descriptions of objects as plain values: what they are (``described``), and what tells two apart (``details``).
+"""Descriptions of objects as plain values: what they are (``described``), and what tells two apart
+(``details``).
 
-``trainer.configuration`` has both. A resume and ``compss-train compare`` compare details, so that another dropout
-or another loss is not taken for the same.
+``trainer.configuration`` has both. A resume and ``compss-train compare`` compare details, so that
+another dropout or another loss is not taken for the same.
 """
 
 import functools
@@ -31,11 +32,15 @@ Details: TypeAlias = dict[str, Plain]
 """Plain values by dotted names, such as ``loss.label_smoothing``."""
 
 MOST_ITEMS = 100
-"""Maximum number of items of a list, dict or object; larger ones are described by their size, or have a hash."""
+"""Maximum number of items of a list, dict or object; larger ones are described by their size, or
+have a hash.
+"""
 MOST_CHARACTERS = 500
 """Maximum length of a value's ``repr``; networks are given in full."""
 DEEPEST = 8
-"""Maximum nesting; deeper values are described by their type, and have no details. Modules do not count there."""
+"""Maximum nesting; deeper values are described by their type, and have no details. Modules do not
+count there.
+"""
 CODE = f"code in Python {sys.version_info.major}.{sys.version_info.minor}"
 """The name of the hash of a function's code, which versions of Python compile differently."""
 _EMPTY = CellType()
@@ -45,7 +50,9 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def stable_name(name: str) -> str:
-    """Return the name of a function or class; this package's names omit the module, which may change."""
+    """Return the name of a function or class; this package's names omit the module, which may
+    change.
+    """
     return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
 
 
@@ -54,7 +61,9 @@ def _full_name(value: Any) -> str:
 
 
 def _as_plain(value: Any) -> tuple[Plain] | None:
-    """Return a number, a text or ``None`` as JSON has it, alone in a tuple; ``None`` for any other value."""
+    """Return a number, a text or ``None`` as JSON has it, alone in a tuple; ``None`` for any other
+    value.
+    """
     if isinstance(value, np.generic):
         return _as_plain(value.item())
     if isinstance(value, float):
@@ -63,7 +72,9 @@ def _as_plain(value: Any) -> tuple[Plain] | None:
 
 
 def _items(value: Any) -> Mapping[Any, Any] | None:
-    """Return what a container holds, or the arguments of a partial function, by key or number; else ``None``."""
+    """Return what a container holds, or the arguments of a partial function, by key or number; else
+    ``None``.
+    """
     if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords}
     if isinstance(value, Mapping):
@@ -76,13 +87,17 @@ def _items(value: Any) -> Mapping[Any, Any] | None:
 def described(value: object, depth: int = 0) -> Any:
     """Return a description made of dicts, lists, strings and finite numbers.
 
-    Functions and classes are given by qualified name, arrays by type and shape, dataclasses by their fields (except
-    those with ``repr=False``, which are secrets), networks in full, and everything else by its ``repr``.
+    Functions and classes are given by qualified name, arrays by type and shape, dataclasses by
+    their fields (except those with ``repr=False``, which are secrets), networks in full, and
+    everything else by its ``repr``.
     """
     if (plain := _as_plain(value)) is not None:
         return plain[0]
     if isinstance(value, np.ndarray | torch.Tensor):
-        return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        return (
+            f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} "
+            f"{tuple(value.shape)}"
+        )
     if isinstance(value, Enum):
         return value.name
     depth += 1
@@ -111,7 +126,11 @@ def _named(value: Any) -> str:
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
     """Return the description of each field of a dataclass, except those with ``repr=False``."""
-    return {each.name: described(getattr(value, each.name), depth) for each in fields(value) if each.repr}
+    return {
+        each.name: described(getattr(value, each.name), depth)
+        for each in fields(value)
+        if each.repr
+    }
 
 
 def versions() -> dict[str, str]:
@@ -121,11 +140,12 @@ def versions() -> dict[str, str]:
 
 
 def details(name: str, value: object, *, tensors: bool = True) -> Details:
-    """Return classes, plain attributes and constructor arguments of an object, and of what it is made of.
+    """Return classes, plain attributes and constructor arguments of an object, and of what it is
+    made of.
 
-    Functions have a hash of their code, and the values in their closures and defaults; arrays, and the tensors in a
-    module's state_dict, a hash unless ``tensors`` is false, as for a network that is trained. Other tensors of a
-    module are left out: they may be caches.
+    Functions have a hash of their code, and the values in their closures and defaults; arrays, and
+    the tensors in a module's state_dict, a hash unless ``tensors`` is false, as for a network that
+    is trained. Other tensors of a module are left out: they may be caches.
     """
     return _Collector(tensors).of(name, value, 0)
 
@@ -153,14 +173,22 @@ class _Collector:
         if isinstance(value, FunctionType):
             return self._of_function(name, value, depth)
         if isinstance(value, MethodType):
-            return self.of(name, value.__func__, depth) | self._limited(name, {"self": value.__self__}, depth)
+            return self.of(name, value.__func__, depth) | self._limited(
+                name, {"self": value.__self__}, depth
+            )
         if isinstance(value, nn.Module):
             return self._of_module(name, value, depth)
         if (items := _items(value)) is not None:
-            function = self.of(name, value.func, depth) if isinstance(value, functools.partial) else {}
+            function = (
+                self.of(name, value.func, depth) if isinstance(value, functools.partial) else {}
+            )
             return function | self._limited(name, items, depth)
-        secrets = [each.name for each in fields(value) if not each.repr] if is_dataclass(value) else []
-        shown = {key: own for key, own in getattr(value, "__dict__", {}).items() if key not in secrets}
+        secrets = (
+            [each.name for each in fields(value) if not each.repr] if is_dataclass(value) else []
+        )
+        shown = {
+            key: own for key, own in getattr(value, "__dict__", {}).items() if key not in secrets
+        }
         return {name: _full_name(type(value)), **self._limited(name, shown, depth)}
 
     def _limited(self, name: str, values: Mapping[Any, Any], depth: int) -> Details:
@@ -173,7 +201,9 @@ class _Collector:
 
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Details:
         own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
-        computed = [key for key in own if any(isinstance(each, torch.Tensor) for each in leaves(own[key]))]
+        computed = [
+            key for key in own if any(isinstance(each, torch.Tensor) for each in leaves(own[key]))
+        ]
         plain = {key: value for key, value in own.items() if key not in computed}
         found = {name: _full_name(type(module)), **self._limited(name, plain, depth)}
         if self._tensors:
@@ -185,7 +215,9 @@ class _Collector:
     def _of_function(self, name: str, function: FunctionType, depth: int) -> Details:
         found: Details = {name: _full_name(function)}
         code = function.__code__
-        if function.__module__.startswith("compss_train.") or any(each in code.co_filename for each in _INSTALLED):
+        if function.__module__.startswith("compss_train.") or any(
+            each in code.co_filename for each in _INSTALLED
+        ):
             return found
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         closure = {key: cell.cell_contents for key, cell in cells if cell != _EMPTY}
@@ -193,7 +225,11 @@ class _Collector:
             **dict(enumerate(function.__defaults__ or ())),
             **(function.__kwdefaults__ or {}),
         }
-        return {**found, f"{name}.{CODE}": _code_hash(code), **self._limited(name, {**closure, **defaults}, depth)}
+        return {
+            **found,
+            f"{name}.{CODE}": _code_hash(code),
+            **self._limited(name, {**closure, **defaults}, depth),
+        }
 
 
 def _hash(data: bytes) -> str:

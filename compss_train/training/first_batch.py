@@ -1,4 +1,6 @@
-"""The first batch of a fit, trained in this process: by ``check_fit``, and before ``fit`` starts processes."""
+"""The first batch of a fit, trained in this process: by ``check_fit``, and before ``fit`` starts
+processes.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -29,19 +31,26 @@ FEW = 2
 """Samples that are tried before processes start; more only if they fail."""
 
 MOST_WEIGHTS = 10**8
-"""Larger networks are not tried: a copy with its gradients and an optimizer would take too much memory here."""
+"""Larger networks are not tried: a copy with its gradients and an optimizer would take too much
+memory here.
+"""
 
 
 def try_fit(fit: FitOfEpochs) -> None:
-    """Check a new copy of the learning-rate schedule, and train the first batch on a device that is here.
+    """Check a new copy of the learning-rate schedule, and train the first batch on a device that is
+    here.
 
-    For GPUs that only other nodes have this is the CPU, whose error is then a warning: some kernels need a GPU.
+    For GPUs that only other nodes have this is the CPU, whose error is then a warning: some kernels
+    need a GPU.
     """
-    model, built = fit.session.model, fit.session.model.built
+    model = fit.session.model
+    built = fit.session.model.built
     if built.schedule is not None and built.lr_schedule is not None:
         spec = built.training_spec
         schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
-        saved = built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
+        saved = (
+            built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
+        )
         schedule.load_state_dict(saved)
         workers = fit.session.num_workers
         schedule.prepare(fit.epochs.stop, fit.options.batches_of_worker(fit.data, workers), workers)
@@ -53,19 +62,27 @@ def try_fit(fit: FitOfEpochs) -> None:
     try:
         _train_first_batch(fit, model, devices.CPU)
     except Exception as error:
-        warn_user(f"no batch was tried on a GPU, as torch sees none here; on the CPU the first one fails: {error}")
+        warn_user(
+            "no batch was tried on a GPU, as torch sees none here; on the CPU the first "
+            f"one fails: {error}"
+        )
 
 
 def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> None:
-    """Train a copy of the model on one batch, in this process on a device; raise the errors of a fit."""
-    data, options = fit.data, fit.options
+    """Train a copy of the model on one batch, in this process on a device; raise the errors of a
+    fit.
+    """
+    data = fit.data
+    options = fit.options
     # Compiling would take long.
     spec = replace(model.built.training_spec, compile=None)
     job = inference.one_batch(spec, data)
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        work = inference.first_batch(data, number, size, name="the first batch", device=device, check_outputs=True)
+        work = inference.first_batch(
+            data, number, size, name="the first batch", device=device, check_outputs=True
+        )
         with suppress(*skipped_errors):
             measured = _trained(fit, job, work, data.load(number))
             inference.warn_of_problems([measured], set())
@@ -73,12 +90,15 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
                 continue  # a file that cannot be read and is skipped
         if spec.collate is not None:
             inputs = data.without_targets
-            job, work = inference.one_batch(spec, inputs), replace(work, files=inputs.files_of([number]))
+            job = inference.one_batch(spec, inputs)
+            work = replace(work, files=inputs.files_of([number]))
             try:
                 with devices.IN_PROCESS:
                     try_collate(job, model.parameters, inputs.load(number), work)
             except Exception as error:
-                warn_user(" ".join([f"predict(x) would fail: {error}.", *getattr(error, "__notes__", [])]))
+                warn_user(
+                    " ".join([f"predict(x) would fail: {error}.", *getattr(error, "__notes__", [])])
+                )
         return
 
 
@@ -87,7 +107,9 @@ def _trained(fit: FitOfEpochs, job: Job, work: Work, values: Sequence[Any]) -> M
     model = fit.session.model
     with devices.IN_PROCESS, devices.kept_random_state(work.device):
         try:
-            return train_one(job, model.parameters, WorkerState(None, model.seed), work, values).measured
+            return train_one(
+                job, model.parameters, WorkerState(None, model.seed), work, values
+            ).measured
         except DivergedError as error:
             fit.data.locate_nan(error)
             raise
@@ -96,11 +118,13 @@ def _trained(fit: FitOfEpochs, job: Job, work: Work, values: Sequence[Any]) -> M
 def find_mistakes(fit: FitOfEpochs) -> None:
     """Raise what the first batch would raise in a worker, before any process starts for it.
 
-    Two samples are trained. Only if that fails, as some losses need more, a batch is, drawn as those of workers
-    are, and its error is raised as if it came from one. What depends on the machine is left to the workers: GPUs,
-    files, modules and memory; and NaN, as another batch may have none.
+    Two samples are trained. Only if that fails, as some losses need more, a batch is, drawn as
+    those of workers are, and its error is raised as if it came from one. What depends on the
+    machine is left to the workers: GPUs, files, modules and memory; and NaN, as another batch may
+    have none.
     """
-    data, built = fit.data, fit.session.model.built
+    data = fit.data
+    built = fit.session.model.built
     mixes = fit.options.mixes_blocks
     weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
     if weights > MOST_WEIGHTS or not data.counted or (mixes and data.dataset is not None):
@@ -111,11 +135,17 @@ def find_mistakes(fit: FitOfEpochs) -> None:
         return
     job = inference.one_batch(replace(built.training_spec, compile=None), data)
     start, stop = fit.options.batching.bounds(data.sizes[0])[0]
-    few = inference.first_batch(data, 0, min(FEW, stop - start), name="the first batch", check_outputs=True)
-    tries = (lambda: (job, few, data.load(0)), lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes))
+    few = inference.first_batch(
+        data, 0, min(FEW, stop - start), name="the first batch", check_outputs=True
+    )
+    tries = (
+        lambda: (job, few, data.load(0)),
+        lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes),
+    )
     for tried in tries:
         try:
-            # The workers' warnings are shown. Filters are of the process, and other threads may be here, too.
+            # The workers' warnings are shown. Filters are of the process, and other threads may be
+            # here, too.
             with devices.IN_PROCESS, warnings.catch_warnings(action="ignore"):
                 _trained(fit, *tried())
             return
@@ -129,8 +159,12 @@ def find_mistakes(fit: FitOfEpochs) -> None:
 def _batch_of_workers(
     fit: FitOfEpochs, job: Job, work: Work, size: int, *, mixes: bool
 ) -> tuple[Job, Work, Sequence[Any]]:
-    """Return the training of a batch with samples of one block in its order, or of all if it ``mixes`` them."""
-    data, options, seed = fit.data, fit.options, fit.session.model.seed
+    """Return the training of a batch with samples of one block in its order, or of all if it
+    ``mixes`` them.
+    """
+    data = fit.data
+    options = fit.options
+    seed = fit.session.model.seed
     if not mixes:
         work.block_passes = (BlockPass(0, fit.epochs.start, data.sizes[0]).part(0, size),)
         row_seed = seed if options.shuffle_block_data else None
@@ -144,5 +178,10 @@ def _batch_of_workers(
         size = batch_sizes((BlockPass(0, 0, rows // passes),) * passes, options.batching)[0]
     numbers = np.random.default_rng(seed).choice(data.number_samples, size, replace=False)
     work.block_passes = (BlockPass(0, fit.epochs.start, size, numbers),)
-    work.blocks, work.starts = tuple(range(len(data.sizes))), tuple(accumulate(data.sizes[:-1], initial=0))
-    return job, work, [block for column in data.columns.values() for block in map(load_block, column.blocks())]
+    work.blocks = tuple(range(len(data.sizes)))
+    work.starts = tuple(accumulate(data.sizes[:-1], initial=0))
+    return (
+        job,
+        work,
+        [block for column in data.columns.values() for block in map(load_block, column.blocks())],
+    )

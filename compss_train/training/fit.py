@@ -25,7 +25,9 @@ MAX_EPOCHS = 10**9
 """Maximum number of epochs of a fit, for fits that ``max_time`` or a callback ends."""
 
 MAX_PASSES = 10**7
-"""Maximum number of block passes in a round of several epochs, over all workers: they are planned at once."""
+"""Maximum number of block passes in a round of several epochs, over all workers: they are planned
+at once.
+"""
 
 CHECKED_EPOCHS = 10_000
 """Number of epochs for which a function ``Merge.every`` is checked before a fit."""
@@ -33,9 +35,11 @@ CHECKED_EPOCHS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """The keywords of ``DistributedTrainer.fit``, which documents them, checked before anything starts.
+    """The keywords of ``DistributedTrainer.fit``, which documents them, checked before anything
+    starts.
 
-    Those with a ``repr`` determine the parameters: they are in ``trainer.configuration`` and in checkpoints.
+    Those with a ``repr`` determine the parameters: they are in ``trainer.configuration`` and in
+    checkpoints.
     """
 
     num_epochs: int
@@ -49,7 +53,9 @@ class FitOptions:
     shuffle_block_data: bool = True
     buffer: BufferSpec | None = None
     sample_weight: Any = field(default=None, repr=False, compare=False)
-    validation_data: tuple[Any, Any] | FileDataset | None = field(default=None, repr=False, compare=False)
+    validation_data: tuple[Any, Any] | FileDataset | None = field(
+        default=None, repr=False, compare=False
+    )
     callbacks: Sequence[AnyCallback] = field(default=(), repr=False)
     progress: bool = field(default=True, repr=False)
     resume: str | os.PathLike[str] | bool = field(default=False, repr=False)
@@ -57,8 +63,13 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:
-            raise ValueError(f"num_epochs={self.num_epochs}: give at most {MAX_EPOCHS} epochs, and max_time=")
-        given = {"num_batches_per_worker": self.num_batches_per_worker, "batch_size": self.batch_size}
+            raise ValueError(
+                f"num_epochs={self.num_epochs}: give at most {MAX_EPOCHS} epochs, and max_time="
+            )
+        given = {
+            "num_batches_per_worker": self.num_batches_per_worker,
+            "batch_size": self.batch_size,
+        }
         for name, value in given.items():
             if value is not None:
                 check_count(name, value)
@@ -70,47 +81,61 @@ class FitOptions:
         self._check_shuffle()
         if self.buffer is not None:
             self._check_buffer(self.buffer)
-        if self.merge.optimizer_state == "reset_blocks" and (self.buffer is not None or self.order == "partial"):
+        if self.merge.optimizer_state == "reset_blocks" and (
+            self.buffer is not None or self.order == "partial"
+        ):
             mixing = "buffer=" if self.buffer is not None else "PartialShuffle"
             raise ValueError(
-                f"optimizer_state='reset_blocks' makes a new optimizer for each block, and {mixing} mixes blocks: "
-                "use 'reset', which makes one for each round"
+                "optimizer_state='reset_blocks' makes a new optimizer for each block, and "
+                f"{mixing} mixes blocks: use 'reset', which makes one for each round"
             )
 
     @property
     def _batching_error(self) -> ValueError:
         return ValueError(
-            f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
-            "give exactly one of them, batches a block or samples a batch"
+            f"num_batches_per_worker={self.num_batches_per_worker} and "
+            f"batch_size={self.batch_size}: give exactly one of them, batches a block or samples "
+            "a batch"
         )
 
     def check_batches(self) -> None:
         """Raise ``ValueError`` if the batches are left open, unless a preset chooses them."""
-        if self.batch_size is None and self.num_batches_per_worker is None and self.merge.preset != "auto":
+        if (
+            self.batch_size is None
+            and self.num_batches_per_worker is None
+            and self.merge.preset != "auto"
+        ):
             raise self._batching_error
 
     def _check_shuffle(self) -> None:
         given: object = self.shuffle
         if given == "partial":
-            raise ValueError("shuffle='partial': give PartialShuffle(), which takes pool_size= and pools=")
+            raise ValueError(
+                "shuffle='partial': give PartialShuffle(), which takes pool_size= and pools="
+            )
         if not isinstance(given, PartialShuffle):
             check_choice("shuffle", given, ("blocks", "total", None))
         elif self.buffer is not None or not self.shuffle_block_data:
             raise ValueError(
-                "PartialShuffle mixes samples in pools of its own: leave buffer= and shuffle_block_data= out, or "
-                "take shuffle='blocks'"
+                "PartialShuffle mixes samples in pools of its own: leave buffer= and "
+                "shuffle_block_data= out, or take shuffle='blocks'"
             )
 
     def _check_buffer(self, given: object) -> None:
         if not isinstance(given, BufferSpec):
-            raise TypeError(f"buffer={given!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
+            raise TypeError(
+                f"buffer={given!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None"
+            )
         if given.pairs:
             raise ValueError(
-                "a SimPairedReservoir pairs time steps of simulations, which blocks do not have: use it in "
-                "fit_online, or choose another buffer"
+                "a SimPairedReservoir pairs time steps of simulations, which blocks do not have: "
+                "use it in fit_online, or choose another buffer"
             )
         if given.max_repeats is not None:
-            raise ValueError(f"max_repeats={given.max_repeats}: only fit_online has it; give the buffer without it")
+            raise ValueError(
+                f"max_repeats={given.max_repeats}: only fit_online has it; give the "
+                "buffer without it"
+            )
 
     @property
     def determining(self) -> dict[str, Any]:
@@ -138,8 +163,11 @@ class FitOptions:
         return self.buffer is not None or self.order in ("total", "partial")
 
     def samples_between_merges(self, sizes: tuple[int, ...], workers: int) -> int:
-        """Return the approximate number of samples that a worker trains in a round, for blocks of these sizes."""
-        samples, every = sum(sizes), self.merge.every if isinstance(self.merge.every, int) else 1
+        """Return the approximate number of samples that a worker trains in a round, for blocks of
+        these sizes.
+        """
+        samples = sum(sizes)
+        every = self.merge.every if isinstance(self.merge.every, int) else 1
         if not every or self.merge.unit == "epochs":
             return samples * (every or self.num_epochs) // workers
         block = -(-samples // len(sizes))
@@ -148,19 +176,27 @@ class FitOptions:
         return every * (self.batch_size or -(-block // (self.num_batches_per_worker or 1)))
 
     def batches_of_worker(self, source: DataSource, num_workers: int) -> int:
-        """Return the number of batches that a worker with an average share of an epoch trains in it."""
+        """Return the number of batches that a worker with an average share of an epoch trains in
+        it.
+        """
         batches = sum(len(self.batching.bounds(rows)) for rows in source.sizes)
         return -(-batches // min(num_workers, source.shares(self.order)))
 
-    def for_data(self, source: DataSource, num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:
-        """Return the options for these samples: with their batch size, if they have one and none was given.
+    def for_data(
+        self, source: DataSource, num_workers: int, spec: TrainingSpec, scheduled: bool
+    ) -> Self:
+        """Return the options for these samples: with their batch size, if they have one and none
+        was given.
 
-        A preset of ``merge`` chooses its options; ``scheduled`` says whether the learning rate has a schedule.
-        Raises ``ValueError`` if the batches are still left open.
+        A preset of ``merge`` chooses its options; ``scheduled`` says whether the learning rate has
+        a schedule. Raises ``ValueError`` if the batches are still left open.
         """
-        size, preset = self.batch_size, self.merge.preset
+        size = self.batch_size
+        preset = self.merge.preset
         if size is None and self.num_batches_per_worker is None and source.batch_size is not None:
-            return replace(self, batch_size=source.batch_size).for_data(source, num_workers, spec, scheduled)
+            return replace(self, batch_size=source.batch_size).for_data(
+                source, num_workers, spec, scheduled
+            )
         self.check_batches()
         if preset is None:
             return self
@@ -179,41 +215,54 @@ class FitOptions:
         return replace(self, merge=merge, batch_size=size, preset=preset)
 
     def check_epochs(self, epochs: range, blocks: int) -> None:
-        """Raise ``ValueError`` unless ``Merge.every`` is valid in these epochs, and for rounds that are too long.
+        """Raise ``ValueError`` unless ``Merge.every`` is valid in these epochs, and for rounds that
+        are too long.
 
-        A function is called for the first ``CHECKED_EPOCHS`` epochs, and for later ones when they are reached.
+        A function is called for the first ``CHECKED_EPOCHS`` epochs, and for later ones when they
+        are reached.
         """
         for epoch in epochs[: CHECKED_EPOCHS if callable(self.merge.every) else 1]:
             units = partitioning.units_between_merges(epoch, self.merge.every)
-            length = min(units or len(epochs), len(epochs)) if self.merge.unit == "epochs" or not units else 1
+            length = (
+                min(units or len(epochs), len(epochs))
+                if self.merge.unit == "epochs" or not units
+                else 1
+            )
             if length > 1 and length * blocks > MAX_PASSES:
                 raise ValueError(
-                    f"a round of {length} epochs would pass over {blocks} blocks {length} times before workers "
-                    "merge, and is planned as a whole: merge more often, with Merge(every=...) of at most "
-                    f"{MAX_PASSES // blocks or 1}"
+                    f"a round of {length} epochs would pass over {blocks} blocks {length} times "
+                    "before workers merge, and is planned as a whole: merge more often, with "
+                    f"Merge(every=...) of at most {MAX_PASSES // blocks or 1}"
                 )
 
     def check_data(self, source: DataSource, num_workers: int, schedule: Schedule | None) -> None:
         """Raise ``ValueError`` for options that these samples do not support.
 
-        The buffer may never return batches of this size, blocks may have too few samples, files too many threads.
-        Warns if there are more workers than blocks, files or samples to distribute.
+        The buffer may never return batches of this size, blocks may have too few samples, files too
+        many threads. Warns if there are more workers than blocks, files or samples to distribute.
         """
         in_steps = schedule is not None and (schedule.unit == "batches" or schedule.steps > 1)
-        in_parts = self.merge.unit != "epochs" or self.num_batches_per_worker is not None or in_steps
+        in_parts = (
+            self.merge.unit != "epochs" or self.num_batches_per_worker is not None or in_steps
+        )
         if in_parts and not source.counted:
             given = schedule and f"Schedule(steps={schedule.steps}, unit={schedule.unit!r})"
             raise ValueError(
-                f"Merge(unit={self.merge.unit!r}), num_batches_per_worker={self.num_batches_per_worker} and "
-                f"schedule={given}: without the number of samples in an epoch they can only be 'epochs', None and "
+                f"Merge(unit={self.merge.unit!r}), "
+                f"num_batches_per_worker={self.num_batches_per_worker} and schedule={given}: "
+                "without the number of samples in an epoch they can only be 'epochs', None and "
                 "stepped once an epoch; give Samples(dataset, size=...), or leave them out"
             )
-        structure, dataset, sizes = source.structure, source.dataset, source.sizes
-        total, pooled = self.order == "total", self.buffer is not None or self.order == "partial"
+        structure = source.structure
+        dataset = source.dataset
+        sizes = source.sizes
+        total = self.order == "total"
+        pooled = self.buffer is not None or self.order == "partial"
         mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
         if source.is_stream and (total or pooled):
             raise ValueError(
-                f"{mixing} does not suit an IterableDataset: leave it out, and let the data set shuffle"
+                f"{mixing} does not suit an IterableDataset: leave it out, and let the data set "
+                "shuffle"
             )
         if structure.bucketed and (total or pooled or not self.shuffle_block_data):
             raise ValueError(
@@ -221,29 +270,38 @@ class FitOptions:
                 "shuffle_block_data= out, and use shuffle='blocks' or None"
             )
         if structure.ragged and pooled:
-            raise ValueError(f"{mixing} does not suit sequences that differ in length: leave it out, or pad them")
+            raise ValueError(
+                f"{mixing} does not suit sequences that differ in length: leave it out, or pad them"
+            )
         if dataset is not None and total:
             raise ValueError(
-                "shuffle='total' would open every file for every batch; take PartialShuffle(), which mixes "
-                "samples in pools, or load files that fit in memory with BlockedTensor.from_files"
+                "shuffle='total' would open every file for every batch; take PartialShuffle(), "
+                "which mixes samples in pools, or load files that fit in memory with "
+                "BlockedTensor.from_files"
             )
         if dataset is not None:
             check_threads(dataset.threads, dataset.file_buffer)
         smallest = min(sizes)
         if self.num_batches_per_worker is not None and self.num_batches_per_worker > smallest:
             raise ValueError(
-                f"num_batches_per_worker={self.num_batches_per_worker}, but block {sizes.index(smallest)} has "
-                f"only {smallest} rows; use {smallest} batches at most, or larger blocks"
+                f"num_batches_per_worker={self.num_batches_per_worker}, but block "
+                f"{sizes.index(smallest)} has only {smallest} rows; use {smallest} batches at "
+                "most, or larger blocks"
             )
         if self.buffer is not None:
             self.buffer.check(
-                min(sum(sizes), self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)))
+                min(
+                    sum(sizes),
+                    self.batch_size or -(-max(sizes) // (self.num_batches_per_worker or 1)),
+                )
             )
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
         if num_workers > (parts := source.shares(self.order)):
-            unit = "samples" if self.order == "partial" else "blocks" if dataset is None else "files"
+            unit = (
+                "samples" if self.order == "partial" else "blocks" if dataset is None else "files"
+            )
             warn_user(
-                f"{num_workers} workers share {parts} {unit}, so some have nothing to train; cut the data into at "
-                f"least {num_workers} {unit}, or use {parts} workers"
+                f"{num_workers} workers share {parts} {unit}, so some have nothing to train; cut "
+                f"the data into at least {num_workers} {unit}, or use {parts} workers"
             )

@@ -1,4 +1,6 @@
-"""``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks found."""
+"""``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks
+found.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,14 +43,17 @@ VALIDATION = "validation_data"
 """Describes evaluations on the validation data in errors."""
 
 INFERENCE_FILES = 2
-"""Maximum number of files in memory during evaluation and prediction: one is read while the other is used."""
+"""Maximum number of files in memory during evaluation and prediction: one is read while the other
+is used.
+"""
 
 
 class Inference:
-    """Submits the evaluation and prediction tasks of one data set, by default in its own or in large batches.
+    """Submits the evaluation and prediction tasks of one data set, by default in its own or in
+    large batches.
 
-    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use; ``name`` is what errors
-    call the evaluation.
+    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use; ``name`` is what
+    errors call the evaluation.
     """
 
     def __init__(
@@ -62,32 +67,57 @@ class Inference:
     ) -> None:
         self.engine, self.data = session.engine, PublishedData(session.engine, source)
         self._resources = ONE_CPU if on_cpu else session.resources
-        blocks, self._sizes = len(source.sizes), source.sizes
-        devices = [CPU] if on_cpu else [session.device(worker) for worker in range(session.num_workers)]
+        blocks = len(source.sizes)
+        self._sizes = source.sizes
+        devices = (
+            [CPU] if on_cpu else [session.device(worker) for worker in range(session.num_workers)]
+        )
         bounds = even_parts(blocks, min(len(devices), blocks))
-        self._parts = [(device, range(*part)) for device, part in zip(devices, bounds, strict=False)]
+        self._parts = [
+            (device, range(*part)) for device, part in zip(devices, bounds, strict=False)
+        ]
         """The blocks of each worker, with its device."""
         self._seconds = session.sample_seconds * source.number_samples / 3
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
-        structure, spec = replace(source.structure, bucketed=False), session.model.built.training_spec.weightless()
-        job = Job(spec=spec, reader=source.reader, batching=Batching(size=size), structure=structure)
-        self._job, self._name = session.publish(job), name
+        structure = replace(source.structure, bucketed=False)
+        spec = session.model.built.training_spec.weightless()
+        job = Job(
+            spec=spec, reader=source.reader, batching=Batching(size=size), structure=structure
+        )
+        self._job = session.publish(job)
+        self._name = name
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
-        """The values and the work of each evaluation task, with the number of slots that they were made for."""
+        """The values and the work of each evaluation task, with the number of slots that they were
+        made for.
+        """
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
-        """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
+        """Submit the evaluation of these parameters; return references to lists of the workers'
+        measurements.
+        """
         slots = 0 if self._resources.gpus else self.engine.slots(self._resources)
         if slots not in self._tasks:
             seconds = self._seconds / len(self._parts)
-            groups = ranges_for_costs(len(self._parts), slots, seconds, self.engine.traits.task_seconds)
-            self._tasks = {slots: [self._task_on(self._parts[group.start : group.stop]) for group in groups]}
-        first, resources = (self._job, parameters), self._resources
-        return [self.engine.submit(evaluate, *first, *task, resources=resources) for task in self._tasks[slots]]
+            groups = ranges_for_costs(
+                len(self._parts), slots, seconds, self.engine.traits.task_seconds
+            )
+            self._tasks = {
+                slots: [self._task_on(self._parts[group.start : group.stop]) for group in groups]
+            }
+        first = (self._job, parameters)
+        resources = self._resources
+        return [
+            self.engine.submit(evaluate, *first, *task, resources=resources)
+            for task in self._tasks[slots]
+        ]
 
-    def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
-        """Return the values of a task on the blocks or files of several workers, and the work for each of them."""
+    def _task_on(
+        self, parts: Sequence[tuple[str, range]], **reading: Any
+    ) -> tuple[list[Ref], list[Work]]:
+        """Return the values of a task on the blocks or files of several workers, and the work for
+        each of them.
+        """
         blocks = [number for _, numbers in parts for number in numbers]
         files = self.data.source.files_of(blocks)
         if files is not None:  # a reading thread holds one each
@@ -104,25 +134,37 @@ class Inference:
         ]
 
     def try_first_batch(self, parameters: Parameters) -> None:
-        """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
-        source, device = self.data.source, self._parts[0][0]
+        """Wait for a task that evaluates these parameters on one batch of samples, and raise its
+        errors.
+        """
+        source = self.data.source
+        device = self._parts[0][0]
         works = [first_batch(source, 0, batch_size_for(source), name=self._name, device=device)]
         first = self._job, self.engine.publish(parameters)
-        ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
+        ref = self.engine.submit(
+            evaluate, *first, self.data.values([0]), works, resources=self._resources
+        )
         self.engine.fetch([ref])
 
     def predict(self, parameters: Ref) -> Any:
-        """Predict and return the outputs of all samples in order, in the network's tuples, lists and dicts.
+        """Predict and return the outputs of all samples in order, in the network's tuples, lists
+        and dicts.
 
         A file that cannot be read is always an error: every sample needs an output.
         """
         tasks = [self._task_on([part], skip=False) for part in self._parts]
-        first, resources = (self._job, parameters), self._resources
-        refs = [self.engine.submit(predict, *first, values, work, resources=resources) for values, (work,) in tasks]
+        first = (self._job, parameters)
+        resources = self._resources
+        refs = [
+            self.engine.submit(predict, *first, values, work, resources=resources)
+            for values, (work,) in tasks
+        ]
         results = self.engine.fetch(refs)
         warn_of_problems([measured for _, measured in results], set())
         batches = [output for outputs, _ in results for output in outputs]
-        return rebuilt(batches[0], [_joined(column) for column in zip(*map(leaves, batches), strict=True)])
+        return rebuilt(
+            batches[0], [_joined(column) for column in zip(*map(leaves, batches), strict=True)]
+        )
 
 
 def batch_size_for(source: DataSource) -> int:
@@ -133,7 +175,8 @@ def batch_size_for(source: DataSource) -> int:
 def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
     """Return the job of a task in this process that trains or evaluates its samples as one batch.
 
-    It reads with a copy such as workers get: reading may open files that cannot be pickled, or draw random numbers.
+    It reads with a copy such as workers get: reading may open files that cannot be pickled, or draw
+    random numbers.
     """
     reader = source.reader
     with suppress(Exception):  # a data set that stays in this process
@@ -142,7 +185,13 @@ def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
 
 
 def first_batch(
-    source: DataSource, number: int, size: int, *, name: str = "", device: str = CPU, check_outputs: bool = False
+    source: DataSource,
+    number: int,
+    size: int,
+    *,
+    name: str = "",
+    device: str = CPU,
+    check_outputs: bool = False,
 ) -> Work:
     """Return the work on the first samples of a block or file, ``size`` at most."""
     return Work(
@@ -156,26 +205,34 @@ def first_batch(
 
 
 def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
-    """Return whether only tasks can evaluate the model on these samples: on GPUs, or where the blocks are."""
+    """Return whether only tasks can evaluate the model on these samples: on GPUs, or where the
+    blocks are.
+    """
     blocks = chain.from_iterable(column.blocks() for column in source.columns.values())
     return built.num_gpu > 0 or any(isinstance(block, RemoteBlock) for block in blocks)
 
 
 @contextmanager
 def inference(
-    session: Session, method: str, samples: tuple[Any, Any], batch_size: int | None, *, targets: bool = True
+    session: Session,
+    method: str,
+    samples: tuple[Any, Any],
+    batch_size: int | None,
+    *,
+    targets: bool = True,
 ) -> Iterator[tuple[Inference, Ref]]:
     """Provide the inference tasks on samples, x and y, and the current parameters, published.
 
     Without ``targets``, only x is read from files. ``method`` is what the user has called.
     """
-    model, workers = session.model, session.num_workers
+    model = session.model
+    workers = session.num_workers
     floats = model.built.training_spec.float_dtype
     model.require_workers(method)
     if model.as_built and model.fit is None:
         warn_once(
-            "evaluate and predict take the parameters that the network was built with, as no fit, restore or "
-            "set_parameters has changed them"
+            "evaluate and predict take the parameters that the network was built with, as no "
+            "fit, restore or set_parameters has changed them"
         )
     data = as_data_source(*samples, workers, targets=targets, floats=floats)
     check_same_coding(model.coding, data, "the data")
@@ -188,7 +245,9 @@ def inference(
 
 
 def _joined(outputs: Sequence[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
-    """Return the outputs of all batches; a list of samples if batches were padded to different lengths."""
+    """Return the outputs of all batches; a list of samples if batches were padded to different
+    lengths.
+    """
     if len({output.shape[1:] for output in outputs}) > 1:
         return [sample for output in outputs for sample in output]
     return np.concatenate(outputs)
@@ -201,7 +260,9 @@ def skipped_batches(number: int) -> dict[str, int]:
 
 def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
     """Warn of problems that tasks found, except those in ``known``, which gets the new ones."""
-    found = [f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()]
+    found = [
+        f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()
+    ]
     for dtypes in sorted({dtypes for part in measured for dtypes in part.conversions}):
         warn_once(conversion_note(*dtypes))
     for message in (*found, *(message for part in measured for message in part.warnings)):
@@ -211,14 +272,16 @@ def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
 
 
 def validation_source(session: Session, validation_data: Any) -> DataSource:
-    """Return the source of ``validation_data``; raise ``TypeError`` unless it is (x, y), files or a data set."""
+    """Return the source of ``validation_data``; raise ``TypeError`` unless it is (x, y), files or a
+    data set.
+    """
     spec = session.model.built.training_spec
     spec.check_evaluable()
     pair = (validation_data, None) if holds_targets(validation_data) else validation_data
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(
-            f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
-            "own target, a FileDataset, a data set or a DataLoader"
+            f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None "
+            "if x is its own target, a FileDataset, a data set or a DataLoader"
         )
     return as_data_source(pair[0], pair[1], session.num_workers, floats=spec.float_dtype)
 
@@ -226,7 +289,8 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
 def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:
     """Evaluate a copy of the model on one batch of the validation data, in this process on the CPU.
 
-    Streams are left out, as some can be read once only. ``FitOfEpochs`` checks what only tasks can evaluate.
+    Streams are left out, as some can be read once only. ``FitOfEpochs`` checks what only tasks can
+    evaluate.
     """
     if data.is_stream or is_for_tasks(data, model.built):
         return

@@ -1,7 +1,8 @@
-"""The eight named fits: dislib's names and arguments. Each is one call of ``fit``, and takes its other keywords.
+"""The eight named fits: dislib's names and arguments. Each is one call of ``fit``, and takes its
+other keywords.
 
-Three choices make eight names: synchronous or asynchronous (commutative) merging, every epoch or every n epochs,
-and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
+Three choices make eight names: synchronous or asynchronous (commutative) merging, every epoch or
+every n epochs, and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
 """
 
 import os
@@ -21,7 +22,9 @@ Fitted = TypeVar("Fitted")
 
 
 class FitKeywords(TypedDict, total=False):
-    """The keywords of ``DistributedTrainer.fit`` that no name fixes; its documentation explains them."""
+    """The keywords of ``DistributedTrainer.fit`` that no name fixes; its documentation explains
+    them.
+    """
 
     merge: Merge | Preset
     buffer: BufferSpec | None
@@ -40,20 +43,24 @@ TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
 def in_blocks(shuffle_blocks: bool, shuffle_block_data: bool) -> Mapping[str, Any]:
     """Return the keywords of ``fit`` for the order of blocks and of the samples within each."""
     check_choice("shuffle_blocks", shuffle_blocks, (True, False))
-    return {"shuffle": "blocks" if shuffle_blocks else None, "shuffle_block_data": shuffle_block_data}
+    return {
+        "shuffle": "blocks" if shuffle_blocks else None,
+        "shuffle_block_data": shuffle_block_data,
+    }
 
 
 class NamedFits(Generic[Fitted]):
     """The eight fits on top of an abstract ``fit``, whose result is ``Fitted``.
 
-    Common to all: ``x_train`` and ``y_train`` are blocked tensors (samples and targets; y may be ``None``),
-    ``num_batches_per_worker`` is the number of batches that each block is cut into, ``num_epochs`` the number of
-    passes over all samples. ``n_epocs_sync`` is the number of epochs between merges, 0 for one merge at the end.
-    ``shuffle_blocks`` distributes blocks to workers in a new order each epoch, ``shuffle_block_data`` shuffles the
-    samples within each block. All other keywords of ``fit`` may be given as well (``FitKeywords``), except those
-    that the name fixes, which raise ``TypeError``. ``merge`` is therefore a ``Merge`` without ``kind``, ``every``
-    and ``unit``; the synchronous fits also take a preset, and replace its ``every`` and ``unit``. Results and
-    errors are those of ``fit``.
+    Common to all: ``x_train`` and ``y_train`` are blocked tensors (samples and targets; y may be
+    ``None``), ``num_batches_per_worker`` is the number of batches that each block is cut into,
+    ``num_epochs`` the number of passes over all samples. ``n_epocs_sync`` is the number of epochs
+    between merges, 0 for one merge at the end. ``shuffle_blocks`` distributes blocks to workers in
+    a new order each epoch, ``shuffle_block_data`` shuffles the samples within each block. All other
+    keywords of ``fit`` may be given as well (``FitKeywords``), except those that the name fixes,
+    which raise ``TypeError``. ``merge`` is therefore a ``Merge`` without ``kind``, ``every`` and
+    ``unit``; the synchronous fits also take a preset, and replace its ``every`` and ``unit``.
+    Results and errors are those of ``fit``.
     """
 
     @abstractmethod
@@ -70,16 +77,23 @@ class NamedFits(Generic[Fitted]):
         shuffled: Mapping[str, Any],
         options: FitKeywords,
     ) -> Fitted:
-        """Call ``fit`` with ``options``; a keyword that ``shuffled`` or the name fixes raises ``TypeError``."""
+        """Call ``fit`` with ``options``; a keyword that ``shuffled`` or the name fixes raises
+        ``TypeError``.
+        """
         check_count("n_epocs_sync", n_epocs_sync, least=0)
         merge = Merge.of(options.pop("merge", Merge()))
         takes_preset = kind == "synchronous" and merge.preset is not None
-        given = {"kind": None if takes_preset else merge.kind, "every": merge.every, "unit": merge.unit}
+        given = {
+            "kind": None if takes_preset else merge.kind,
+            "every": merge.every,
+            "unit": merge.unit,
+        }
         for option, value in given.items():
             if value is not None:
                 raise TypeError(
-                    f"this fit takes no Merge({option}=...): its name and its arguments fix kind={kind!r}, "
-                    f"every={n_epocs_sync} and unit='epochs'; leave it out, or call fit(..., merge={merge!r})"
+                    f"this fit takes no Merge({option}=...): its name and its arguments fix "
+                    f"kind={kind!r}, every={n_epocs_sync} and unit='epochs'; leave it out, or "
+                    f"call fit(..., merge={merge!r})"
                 )
         merge = replace(merge, kind=merge.kind or kind, every=n_epocs_sync, unit="epochs")
         size = {"num_batches_per_worker": num_batches_per_worker, "num_epochs": num_epochs}
@@ -97,8 +111,11 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch."""
-        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
-        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
+        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
+        data = (x_train, y_train)
+        return self._fit(
+            "synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options
+        )
 
     @entry_point
     def fit_synchronous_shuffle_with_GPU(
@@ -109,8 +126,12 @@ class NamedFits(Generic[Fitted]):
         num_epochs: int,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Average all workers at the end of every epoch; all samples are shuffled together before each."""
-        return self._fit("synchronous", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options)
+        """Average all workers at the end of every epoch; all samples are shuffled together before
+        each.
+        """
+        return self._fit(
+            "synchronous", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options
+        )
 
     @entry_point
     def fit_synchronous_every_n_epochs_with_GPU(
@@ -125,8 +146,11 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
-        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
+        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
+        data = (x_train, y_train)
+        return self._fit(
+            "synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        )
 
     @entry_point
     def fit_synchronous_shuffle_every_n_epochs_with_GPU(
@@ -138,9 +162,14 @@ class NamedFits(Generic[Fitted]):
         n_epocs_sync: int = 1,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        shuffled, data = TOTAL, (x_train, y_train)
-        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
+        """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together
+        every epoch.
+        """
+        shuffled = TOTAL
+        data = (x_train, y_train)
+        return self._fit(
+            "synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        )
 
     @entry_point
     def fit_asynchronous_with_GPU(
@@ -153,9 +182,14 @@ class NamedFits(Generic[Fitted]):
         shuffle_block_data: bool = True,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Average the workers that have arrived after every epoch; late ones go on, and are merged later."""
-        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
-        return self._fit("commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
+        """Average the workers that have arrived after every epoch; late ones go on, and are merged
+        later.
+        """
+        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
+        data = (x_train, y_train)
+        return self._fit(
+            "commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options
+        )
 
     @entry_point
     def fit_asynchronous_shuffle_with_GPU(
@@ -167,7 +201,9 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
-        return self._fit("commutative", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options)
+        return self._fit(
+            "commutative", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options
+        )
 
     @entry_point
     def fit_asynchronous_n_epochs_with_GPU(
@@ -182,8 +218,11 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs, by default once at the end."""
-        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
-        return self._fit("commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
+        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
+        data = (x_train, y_train)
+        return self._fit(
+            "commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        )
 
     @entry_point
     def fit_asynchronous_shuffle_n_epochs_with_GPU(
@@ -195,6 +234,11 @@ class NamedFits(Generic[Fitted]):
         n_epocs_sync: int = 0,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        shuffled, data = TOTAL, (x_train, y_train)
-        return self._fit("commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
+        """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together
+        every epoch.
+        """
+        shuffled = TOTAL
+        data = (x_train, y_train)
+        return self._fit(
+            "commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        )

@@ -1,4 +1,6 @@
-"""``FitOfEpochs``: submits its rounds a little ahead, collects their measurements, and records the history."""
+"""``FitOfEpochs``: submits its rounds a little ahead, collects their measurements, and records the
+history.
+"""
 
 import contextlib
 import logging
@@ -26,7 +28,12 @@ from compss_train.training import resuming
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import Checkpoint, Progress
-from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
+from compss_train.training.data_source import (
+    DataSource,
+    PublishedData,
+    as_data_source,
+    check_same_coding,
+)
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import (
     VALIDATION,
@@ -39,7 +46,12 @@ from compss_train.training.inference import (
 )
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
-from compss_train.training.merging.synchronous import Merger, RoundWorkers, SubmittedRound, SynchronousMerger
+from compss_train.training.merging.synchronous import (
+    Merger,
+    RoundWorkers,
+    SubmittedRound,
+    SynchronousMerger,
+)
 from compss_train.training.session import (
     NOTHING_KEPT,
     TICK,
@@ -65,13 +77,17 @@ MERGE_SECONDS = 1.0
 IDLE_SECONDS = 30.0
 """Seconds without a pass after which a process removes the rows of a fit from its GPUs."""
 
-PLAIN, AVERAGED = "val_", "val_averaged_"
-"""Prefixes of measures on the validation data: with the global parameters, and with their average."""
+PLAIN = "val_"
+AVERAGED = "val_averaged_"
+"""Prefixes of measures on the validation data: with the global parameters, and with their
+average.
+"""
 
 
 @dataclass(kw_only=True, eq=False)
 class FitOfEpochs(Fit):
-    """A fit of ``DistributedTrainer.fit``: its checked arguments, its progress, and its rounds when it runs.
+    """A fit of ``DistributedTrainer.fit``: its checked arguments, its progress, and its rounds when
+    it runs.
 
     Rounds are submitted a little ahead; their records are added to the history of the model.
     """
@@ -93,7 +109,9 @@ class FitOfEpochs(Fit):
     stopped: str | None = None
     """Why the fit ended before its last round."""
     _complete: deque[SubmittedRound] = field(default_factory=lambda: deque(maxlen=2), init=False)
-    """The last two rounds that have been trained; the merge of the last one may still be running."""
+    """The last two rounds that have been trained; the merge of the last one may still be
+    running.
+    """
     _pending: deque[SubmittedRound] = field(default_factory=deque, init=False)
     """Rounds whose measurements have not been collected."""
     _known_problems: set[str] = field(default_factory=set, init=False)
@@ -114,14 +132,20 @@ class FitOfEpochs(Fit):
     @property
     def asked(self) -> dict[str, Any]:
         """The options that determine the parameters, the data, and the file of a trace."""
-        tracing = (each for each in self.callbacks.callbacks if type(each).write_trace is not Callback.write_trace)
+        tracing = (
+            each
+            for each in self.callbacks.callbacks
+            if type(each).write_trace is not Callback.write_trace
+        )
         traces = next((str(each.writes_to()) for each in tracing), None)
         data = {"data": self.data, "validation_data": self.validation, "profile": traces}
         return {**self.options.determining, **data}
 
     @property
     def progress(self) -> Progress:
-        """What a later fit needs, to go on where this one is, and to check that it has the same arguments."""
+        """What a later fit needs, to go on where this one is, and to check that it has the same
+        arguments.
+        """
         return Progress(
             options=resuming.compared(self.options, self.data, self.session.model.built),
             sizes=self.data.sizes,
@@ -132,21 +156,28 @@ class FitOfEpochs(Fit):
 
     @property
     def remarks(self) -> list[str]:
-        """What was converted as most users want, batches smaller than asked for, and workers that take turns."""
-        options, session, sizes = self.options, self.session, self.data.sizes
-        workers, remarks = session.num_workers, [*self.data.remarks]
-        most, where = max(sizes), f"any of {len(sizes)} blocks"
+        """What was converted as most users want, batches smaller than asked for, and workers that
+        take turns.
+        """
+        options = self.options
+        session = self.session
+        sizes = self.data.sizes
+        workers = session.num_workers
+        remarks = [*self.data.remarks]
+        most = max(sizes)
+        where = f"any of {len(sizes)} blocks"
         if options.mixes_blocks:
-            most, where = -(-sum(sizes) // workers), f"the share of each of {workers} workers"
+            most = -(-sum(sizes) // workers)
+            where = f"the share of each of {workers} workers"
         if self.data.counted and options.batch_size is not None and options.batch_size > most:
             remarks.append(
-                f"batches have {most} samples at most, not batch_size={options.batch_size}: there are no more in "
-                f"{where}"
+                f"batches have {most} samples at most, not batch_size={options.batch_size}: "
+                f"there are no more in {where}"
             )
         if session.engine_class.traits.asynchronous and 0 < session.slots < workers:
             remarks.append(
-                f"{workers} workers take turns, as {session.slots} can train at a time: fewer take as long, and "
-                "usually learn more in an epoch"
+                f"{workers} workers take turns, as {session.slots} can train at a time: fewer "
+                "take as long, and usually learn more in an epoch"
             )
         return remarks
 
@@ -167,21 +198,31 @@ class FitOfEpochs(Fit):
             model.built.lr_schedule.prepare(self.epochs.stop, batches, self.session.num_workers)
 
     def run(self) -> None:
-        """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
+        """Run the rounds; set the model's parameters and history, and the reason why the fit
+        stopped.
+        """
         self._begin()
-        model, session, plan = self.session.model, self.session, self._rounds_left()
+        model = self.session.model
+        session = self.session
+        plan = self._rounds_left()
         begin = f"from {self.checkpoint[0]}" if self.checkpoint else f"at epoch {self.epochs.start}"
         where = session.num_workers, session.engine_class.name, begin
-        _LOG.info("a fit of %d epochs with %d workers on %s begins %s", self.options.num_epochs, *where)
+        _LOG.info(
+            "a fit of %d epochs with %d workers on %s begins %s", self.options.num_epochs, *where
+        )
         with session.fitting(self, plan.samples_left if self.data.counted else None):
             self._regroup()
             data = self._published = PublishedData(session.engine, self.data)
-            validation, merger = self._validation, self._merger
-            self._states, self._merge_state = [*session.states], merger.state
+            validation = self._validation
+            merger = self._merger
+            self._states = [*session.states]
+            self._merge_state = merger.state
             self._began, self._last_end = time.time(), self.stopping.clock()
             self.running = True
             try:
-                model.parameters = params.copy_of(self._run_rounds(plan.rounds(self._is_over)) or model.parameters)
+                model.parameters = params.copy_of(
+                    self._run_rounds(plan.rounds(self._is_over)) or model.parameters
+                )
                 model.stopped = self.stopped
             except BaseException as error:
                 self.data.locate_nan(error)
@@ -201,7 +242,8 @@ class FitOfEpochs(Fit):
 
     def _rounds_left(self) -> RoundPlan:
         """Return the plan of the rounds that are left."""
-        options, model = self.options, self.session.model
+        options = self.options
+        model = self.session.model
         return RoundPlan(
             sizes=self.data.sizes,
             num_workers=self.session.num_workers,
@@ -213,40 +255,55 @@ class FitOfEpochs(Fit):
             merge_unit=self.merge.unit or "epochs",
             start=self.reached,
             first_round=len(model.history),
-            put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
+            put_counts=options.buffer.put_counts
+            if options.buffer and options.carries_buffers
+            else None,
         )
 
     @cached_property
     def _validation(self) -> Inference | None:
-        """The evaluation on the validation data; its first batch has been tried where only tasks can do so."""
+        """The evaluation on the validation data; its first batch has been tried where only tasks
+        can do so.
+        """
         if self.validation is None:
             return None
         tasks = Inference(self.session, self.validation, name=VALIDATION)
-        if is_for_tasks(self.validation, self.session.model.built) and not self.validation.is_stream:
+        if (
+            is_for_tasks(self.validation, self.session.model.built)
+            and not self.validation.is_stream
+        ):
             tasks.try_first_batch(self.session.model.parameters)
         return tasks
 
     @cached_property
     def _merger(self) -> Merger:
-        """Merges as the options say; warns where the engine cannot see which workers have arrived."""
-        merge, engine = self.merge, self.session.engine
+        """Merges as the options say; warns where the engine cannot see which workers have
+        arrived.
+        """
+        merge = self.merge
+        engine = self.session.engine
         mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
         chosen = next(merger for merger in mergers if merger.name == merge.kind)
         if merge.quorum == 0:
             chosen = CommutativeMerger
         elif merge.kind == "commutative" and not engine.traits.interruptible:
             warn_user(
-                f"the {engine.name} engine cannot see which workers have arrived, so they merge synchronously; "
-                "with Merge('commutative', quorum=0) each merges by itself, without waiting"
+                f"the {engine.name} engine cannot see which workers have arrived, so they merge "
+                "synchronously; with Merge('commutative', quorum=0) each merges by itself, "
+                "without waiting"
             )
             chosen = SynchronousMerger
         return chosen(self.session, merge, self.session.model.parameters)
 
     @cached_property
     def _published_job(self) -> Ref:
-        options, merge, data, seed = self.options, self.options.merge, self.data, self.session.model.seed
+        options = self.options
+        merge = self.options.merge
+        data = self.data
+        seed = self.session.model.seed
         mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
-        share, last = self.session.resources.gpus, self.epochs.stop - 1
+        share = self.session.resources.gpus
+        last = self.epochs.stop - 1
         job = Job(
             spec=self.session.model.built.training_spec.weightless(),
             reader=data.reader,
@@ -261,18 +318,25 @@ class FitOfEpochs(Fit):
             averaging=merge.decay("steps"),
             dtype=merge.dtype,
             callbacks=self.callbacks.in_workers,
-            resident=Residency(fit=self._name, last_epoch=last, share=share, idle_seconds=IDLE_SECONDS),
+            resident=Residency(
+                fit=self._name, last_epoch=last, share=share, idle_seconds=IDLE_SECONDS
+            ),
         )
         return self.session.publish(job)
 
     def _regroup(self) -> None:
         """Let several workers share a task if a task costs more time than a worker trains."""
-        source, options, session = self.data, self.options, self.session
-        workers, resources = session.num_workers, session.resources
+        source = self.data
+        options = self.options
+        session = self.session
+        workers = session.num_workers
+        resources = session.resources
         sharing = min(source.shares(options.order), workers)
-        # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
-        # changes, and on GPUs, which workers share in another order.
-        may_share = self.merge.kind == "synchronous" and self.merge.dtype is None and not resources.gpus
+        # Each worker has its own task if it merges by itself, if sums would have more bytes than
+        # compressed changes, and on GPUs, which workers share in another order.
+        may_share = (
+            self.merge.kind == "synchronous" and self.merge.dtype is None and not resources.gpus
+        )
         slots = self.session.engine.slots(resources) if may_share else 0
         seconds = session.sample_seconds * options.samples_between_merges(source.sizes, sharing)
         active = ranges_for_costs(sharing, slots, seconds, self.session.engine.traits.task_seconds)
@@ -281,7 +345,8 @@ class FitOfEpochs(Fit):
     def _run_rounds(self, rounds: Iterable[Round]) -> params.Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
 
-        Returns the final parameters, or ``None`` if no round was completed. Raises the exceptions of tasks.
+        Returns the final parameters, or ``None`` if no round was completed. Raises the exceptions
+        of tasks.
         """
         left = iter(rounds)
         following = next(left, None)
@@ -293,7 +358,8 @@ class FitOfEpochs(Fit):
                 self._submit(following)
                 following = next(left, None)
             self._collect()
-        if self.stopped is not None:  # cancel the submitted rounds, unless their changes have been merged
+        # Cancel the submitted rounds, unless their changes have been merged.
+        if self.stopped is not None:
             while self._pending and not (self._merger.by_rounds or self.stopping.urgent):
                 self._collect()
             self.session.keep(self._states, self._merge_state)
@@ -302,35 +368,52 @@ class FitOfEpochs(Fit):
         return self._merger.after(self._complete[-1]) if self._complete and waits else self.newest()
 
     def _is_over(self) -> bool:
-        """Return whether the fit must stop at once, also while rounds are planned; if so, record the reason."""
+        """Return whether the fit must stop at once, also while rounds are planned; if so, record
+        the reason.
+        """
         if self.stopped is None and self.stopping.urgent:
             self.stopped = self.stopping.reason
         return self.stopped is not None
 
     def newest(self) -> params.Parameters | None:
-        """Return the global parameters after the last complete round, or ``None`` before the first."""
+        """Return the global parameters after the last complete round, or ``None`` before the
+        first.
+        """
         return self._merger.newest(self._complete[-1]) if self._complete else None
 
     def state(self) -> tuple[params.Parameters | None, TrainingState]:
-        """Return the same parameters with the state; only after rounds for which a callback ``needs_state``."""
+        """Return the same parameters with the state; only after rounds for which a callback
+        ``needs_state``.
+        """
         parameters = self._merger.after(self._complete[-1]) if self._complete else None
         workers = tuple(fetch_states(self.session.engine, self._states))
         return parameters, TrainingState(workers, self._merge_state.fetched(self.session.engine))
 
     def averaged(self) -> params.Parameters | None:
-        """Return the averaged parameters after the last complete round, or ``None`` without averaging."""
+        """Return the averaged parameters after the last complete round, or ``None`` without
+        averaging.
+        """
         ref = self._merge_state.averaged
-        averaged: params.Parameters | None = None if ref is None else self.session.engine.fetch([ref])[0]
+        averaged: params.Parameters | None = (
+            None if ref is None else self.session.engine.fetch([ref])[0]
+        )
         return averaged
 
     def _rescued(self) -> tuple[params.Parameters | None, params.Parameters | None]:
-        """Return the parameters after the last complete round and their average; ``None`` if not available soon."""
+        """Return the parameters after the last complete round and their average; ``None`` if not
+        available soon.
+        """
         values = (self._peek(submitted.parameters) for submitted in reversed(self._complete))
-        return next((value for value in values if value is not None), None), self._peek(self._merge_state.averaged)
+        return next((value for value in values if value is not None), None), self._peek(
+            self._merge_state.averaged
+        )
 
     def _peek(self, ref: Ref | None) -> params.Parameters | None:
-        with contextlib.suppress(OSError, EngineClosedError):  # the error that ended the fit is the one to raise
-            value: params.Parameters | None = None if ref is None else self.session.engine.peek(ref, MERGE_SECONDS)
+        # The error that ended the fit is the one to raise.
+        with contextlib.suppress(OSError, EngineClosedError):
+            value: params.Parameters | None = (
+                None if ref is None else self.session.engine.peek(ref, MERGE_SECONDS)
+            )
             return value
         return None
 
@@ -362,12 +445,17 @@ class FitOfEpochs(Fit):
         self._pending.append(submitted)
 
     def _evaluate(self, submitted: SubmittedRound) -> None:
-        """Submit the evaluation of the parameters after a round whose merges have been submitted."""
+        """Submit the evaluation of the parameters after a round whose merges have been
+        submitted.
+        """
         states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
         self.session.engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
         submitted.measured.update(
-            (prefix, self._validation.evaluate(parameters) if self._validation and parameters else [])
+            (
+                prefix,
+                self._validation.evaluate(parameters) if self._validation and parameters else [],
+            )
             for prefix, parameters in evaluated.items()
         )
 
@@ -383,16 +471,21 @@ class FitOfEpochs(Fit):
         self._pending.popleft()
         is_first = not self._complete
         self._complete.append(submitted)
-        self._states, self._merge_state = submitted.states, submitted.merge_state
+        self._states = submitted.states
+        self._merge_state = submitted.merge_state
         self.reached = submitted.round.resume_point
         found = [*chain.from_iterable(values.values())]
         warn_of_problems(found, self._known_problems)
-        self.skipped = tuple(dict.fromkeys([*self.skipped, *[file for part in found for file in part.skipped]]))
+        self.skipped = tuple(
+            dict.fromkeys([*self.skipped, *[file for part in found for file in part.skipped]])
+        )
         for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True):
             if part.trace is not None:
                 self.callbacks.trace(submitted.round.number, worker, part.trace)
         trained = any(part.samples for part in measured)
-        self._unread = 0 if trained else self._unread + sum(part.unread_samples for part in measured)
+        self._unread = (
+            0 if trained else self._unread + sum(part.unread_samples for part in measured)
+        )
         self.data.check_readable(self._unread, measured)
         record = self._record(submitted, values)
         if (schedule := self.session.model.built.lr_schedule) is not None:
@@ -400,22 +493,31 @@ class FitOfEpochs(Fit):
         seconds = record["seconds"]
         if is_first:  # it also waited for processes to start
             own = {each["worker"]: each["seconds"] for each in record["workers"]}
-            seconds = max((sum(own[worker] for worker in task) for task in submitted.tasks), default=0.0)
+            seconds = max(
+                (sum(own[worker] for worker in task) for task in submitted.tasks), default=0.0
+            )
         self.stopping.after_round(seconds)
         _LOG.info(
-            "round %d of epoch %d: loss %.6g, %.3f s", *map(record.get, ("round", "epoch", "loss", "seconds"))
+            "round %d of epoch %d: loss %.6g, %.3f s",
+            *map(record.get, ("round", "epoch", "loss", "seconds")),
         )
         self.session.model.record(record)
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[Measured]]) -> Record:
         now = self.stopping.clock()
-        seconds, self._last_end = now - self._last_end, now
-        round_, measured = submitted.round, values["workers"]
+        seconds = now - self._last_end
+        self._last_end = now
+        round_ = submitted.round
+        measured = values["workers"]
         samples = sum(part.planned_samples for part in measured)
         # The last epoch, and the part of it that has been trained after this round.
-        end = round_.last_epoch, max((stop for start, stop in round_.spans if start < stop), default=Fraction(1))
+        end = (
+            round_.last_epoch,
+            max((stop for start, stop in round_.spans if start < stop), default=Fraction(1)),
+        )
         built = self.session.model.built
-        measures, constant = built.training_spec.measures, built.rates if len(built.rates) > 1 else {}
+        measures = built.training_spec.measures
+        constant = built.rates if len(built.rates) > 1 else {}
         rates = built.lr_schedule.rates(*end) if built.lr_schedule else constant
         return {
             "round": round_.number,
@@ -451,11 +553,21 @@ class FitOfEpochs(Fit):
 
 
 def prepare_fit(
-    session: Session, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
+    session: Session,
+    x: Any,
+    y: Any,
+    options: FitOptions,
+    callbacks: CallbackList,
+    stopping: Stopping,
 ) -> FitOfEpochs:
-    """Return the fit with these options; check them against the data, the network and the checkpoint."""
-    model, workers, built = session.model, session.num_workers, session.model.built
-    spec, schedule = built.training_spec, built.schedule
+    """Return the fit with these options; check them against the data, the network and the
+    checkpoint.
+    """
+    model = session.model
+    workers = session.num_workers
+    built = session.model.built
+    spec = built.training_spec
+    schedule = built.schedule
     given = options.resume is not None and options.resume is not False
     checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks) if given else None
     progress = None if checkpoint is None else checkpoint[1].progress

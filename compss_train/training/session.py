@@ -1,7 +1,9 @@
-"""What a trainer holds from fit to fit: its ``TrainedModel``, and the ``Session`` that holds its engine.
+"""What a trainer holds from fit to fit: its ``TrainedModel``, and the ``Session`` that holds its
+engine.
 
-In a fit the states of the workers of each group are one value of the engine: what the group's last task returned.
-``Stopping`` ends a fit before its last round, for a callback, a time limit or SIGTERM.
+In a fit the states of the workers of each group are one value of the engine: what the group's last
+task returned. ``Stopping`` ends a fit before its last round, for a callback, a time limit or
+SIGTERM.
 """
 
 import secrets
@@ -39,7 +41,9 @@ from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Job
 
 FLOPS_OF_WEIGHT = 6
-"""Operations of a training step per weight and sample: two each for the forward pass and its two gradients."""
+"""Operations of a training step per weight and sample: two each for the forward pass and its two
+gradients.
+"""
 
 FLOPS_PER_SECOND = 1e10
 """Rough speed of a core; the training time decides how many workers share a task."""
@@ -48,13 +52,17 @@ MAX_TIME = "max_time"
 SIGTERM = "SIGTERM"
 
 MAX_WORKERS = 10**5
-"""Maximum number of workers: each has a state and a random generator, which the coordinator holds."""
+"""Maximum number of workers: each has a state and a random generator, which the coordinator
+holds.
+"""
 
 TICK = 0.2
 """Seconds between two checks whether a waiting fit must stop at once."""
 
 SAVING = 0.05
-"""Share of a program's remaining time at the start of a fit that is reserved for work after the fit."""
+"""Share of a program's remaining time at the start of a fit that is reserved for work after the
+fit.
+"""
 LONGEST_SAVING = 60.0
 """Maximum number of seconds to reserve."""
 
@@ -69,7 +77,9 @@ class MergeState(Generic[Kept]):
     """What merges keep besides the parameters: values, or references to them during a fit."""
 
     moments: Kept | None = None
-    """The mean of the workers' optimizer states, as named arrays, with ``optimizer_state="average"``."""
+    """The mean of the workers' optimizer states, as named arrays, with
+    ``optimizer_state="average"``.
+    """
     outer: Kept | None = None
     """The state of the outer optimizer."""
     averaged: Kept | None = None
@@ -109,16 +119,19 @@ def state_refs(states: States) -> list[Ref]:
 def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
     """Return the state of each worker, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch(state_refs(states)))
-    return [state for each in states for state in (next(fetched) if isinstance(each, Ref) else each)]
+    return [
+        state for each in states for state in (next(fetched) if isinstance(each, Ref) else each)
+    ]
 
 
 class Stopping:
     """Whether one fit must stop, why, and whether at once.
 
-    A fit stops at the end of a round if possible: before a round that would exceed ``max_time``, judging by the
-    longest round so far. If the time is up during a round, or on SIGTERM, stopping is ``urgent``: the current round
-    is cancelled. ``time_left`` is the number of seconds until the whole program is ended, ``None`` for no limit:
-    the fit stops a little earlier, as with ``max_time``.
+    A fit stops at the end of a round if possible: before a round that would exceed ``max_time``,
+    judging by the longest round so far. If the time is up during a round, or on SIGTERM, stopping
+    is ``urgent``: the current round is cancelled. ``time_left`` is the number of seconds until the
+    whole program is ended, ``None`` for no limit: the fit stops a little earlier, as with
+    ``max_time``.
     """
 
     def __init__(
@@ -128,7 +141,9 @@ class Stopping:
         time_left: float | None = None,
     ) -> None:
         self.clock = clock
-        """A clock in seconds, like ``time.monotonic``; it measures ``max_time`` and the duration of rounds."""
+        """A clock in seconds, like ``time.monotonic``; it measures ``max_time`` and the duration of
+        rounds.
+        """
         if isinstance(max_time, timedelta):
             max_time = max_time.total_seconds()
         limits = [] if max_time is None else [check_seconds("max_time", max_time)]
@@ -193,7 +208,9 @@ class Fit(ABC):
     merge: Merge
     """How workers merge, every option set."""
     running: bool = False
-    """Whether its tasks run: from before the first one is submitted until after the last one has ended."""
+    """Whether its tasks run: from before the first one is submitted until after the last one has
+    ended.
+    """
     started: float = field(default_factory=time.time, init=False)
     """Unix time."""
 
@@ -237,7 +254,9 @@ class Fit(ABC):
 
     @abstractmethod
     def newest(self) -> params.Parameters | None:
-        """Return the global parameters after the last complete round, or ``None`` before the first."""
+        """Return the global parameters after the last complete round, or ``None`` before the
+        first.
+        """
 
     @abstractmethod
     def state(self) -> tuple[params.Parameters | None, TrainingState]:
@@ -245,11 +264,15 @@ class Fit(ABC):
 
     @abstractmethod
     def averaged(self) -> params.Parameters | None:
-        """Return the average of the parameters of the last merges, or ``None`` without averaging."""
+        """Return the average of the parameters of the last merges, or ``None`` without
+        averaging.
+        """
 
 
 class TrainedModel:
-    """The network of a trainer with its global parameters and its history, and the fit that runs, if any."""
+    """The network of a trainer with its global parameters and its history, and the fit that runs,
+    if any.
+    """
 
     def __init__(self, seed: int | None) -> None:
         self.given_seed = None if seed is None else check_seed(seed)
@@ -262,7 +285,9 @@ class TrainedModel:
     def start_over(self, built: BuildArguments | None) -> None:
         """Start over with a network, or without one."""
         self._built = built
-        self.parameters = {} if built is None else params.copy_of(params.from_module(built.training_spec.net))
+        self.parameters = (
+            {} if built is None else params.copy_of(params.from_module(built.training_spec.net))
+        )
         self.as_built = True
         self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
@@ -282,24 +307,36 @@ class TrainedModel:
 
     @parameters.setter
     def parameters(self, parameters: params.Parameters) -> None:
-        self._parameters, self.as_built = parameters, False
+        self._parameters = parameters
+        self.as_built = False
 
     @property
     def built(self) -> BuildArguments:
         """The arguments of ``build``; raises ``NotBuiltError`` before it was called."""
         if self._built is None:
-            raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
+            raise NotBuiltError(
+                "this trainer has no network yet; call build(net, optimizer, loss) first"
+            )
         return self._built
 
     @property
     def described(self) -> dict[str, Any] | None:
-        """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was called."""
+        """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was
+        called.
+        """
         if self._built is None:
             return None
-        spec, others = described_fields(self._built.training_spec), described_fields(self._built)
+        spec = described_fields(self._built.training_spec)
+        others = described_fields(self._built)
         del others["training_spec"]
         count = sum(parameter.numel() for parameter in self._built.training_spec.net.parameters())
-        return {"net": spec.pop("net"), "parameters": count, **spec.pop("gradients"), **spec, **others}
+        return {
+            "net": spec.pop("net"),
+            "parameters": count,
+            **spec.pop("gradients"),
+            **spec,
+            **others,
+        }
 
     @property
     def described_fit(self) -> dict[str, Any] | None:
@@ -310,23 +347,31 @@ class TrainedModel:
     @property
     def details(self) -> Details | None:
         """What tells apart the objects of ``build``, or ``None`` before it was called."""
-        return None if self._built is None else {**self._built.objective, **self._built.surroundings}
+        return (
+            None if self._built is None else {**self._built.objective, **self._built.surroundings}
+        )
 
     def require_idle(self, method: str) -> None:
         """Raise ``RuntimeError`` during a fit."""
         if self.fit is not None:
-            raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
+            raise RuntimeError(
+                f"{method} was called during a fit, from a callback; call it when the fit has ended"
+            )
 
     def require_workers(self, method: str) -> None:
-        """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others until it ends."""
+        """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others
+        until it ends.
+        """
         if self.fit is not None and self.fit.running and not self.fit.leaves_processes:
             raise RuntimeError(
-                f"{method} was called during fit_online, whose tasks use all processes; give fit_online "
-                "validation_data=, or use model() in this process"
+                f"{method} was called during fit_online, whose tasks use all processes; give "
+                "fit_online validation_data=, or use model() in this process"
             )
 
     def current(self, *, averaged: bool = False) -> params.Parameters:
-        """Return the global parameters, or their average; during a fit, those after the last complete round."""
+        """Return the global parameters, or their average; during a fit, those after the last
+        complete round.
+        """
         running = self.fit if self.fit is not None and self.fit.running else None
         if not averaged and self.built:
             newest = None if running is None else running.newest()
@@ -334,13 +379,16 @@ class TrainedModel:
         average = self.averaged if running is None else running.averaged()
         if average is None:
             raise ValueError(
-                'the last fit kept no average of the parameters; give fit merge=Merge(averaging="ema")'
+                "the last fit kept no average of the parameters; give fit "
+                'merge=Merge(averaging="ema")'
             )
         return average
 
     @property
     def state_id(self) -> object:
-        """What tells apart the states that a fit can resume from: a round, or the save of a study; or ``None``."""
+        """What tells apart the states that a fit can resume from: a round, or the save of a study;
+        or ``None``.
+        """
         if self.fit is not None and self.fit.saves_studies:
             return self.fit.save
         return self.history[-1]["round"] if self.history else None
@@ -354,10 +402,11 @@ class TrainedModel:
 
 
 class Session:
-    """Where the workers of a trainer work, and what they keep; ``DistributedTrainer`` documents the arguments.
+    """Where the workers of a trainer work, and what they keep; ``DistributedTrainer`` documents the
+    arguments.
 
-    Each group of workers trains in one task, one worker after another. Its states are one value: what the group's
-    last task returned.
+    Each group of workers trains in one task, one worker after another. Its states are one value:
+    what the group's last task returned.
     """
 
     def __init__(
@@ -381,10 +430,13 @@ class Session:
         self.num_workers = check_count("num_workers", num_workers)
         if self.num_workers > MAX_WORKERS:
             raise ValueError(
-                f"num_workers={num_workers}: give at most {MAX_WORKERS}, and no more than samples or processors"
+                f"num_workers={num_workers}: give at most {MAX_WORKERS}, and no more than "
+                "samples or processors"
             )
         self.threads = fixed or self.engine_class.thread_share(self.num_workers)
-        self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
+        self.worker_timeout = (
+            None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
+        )
         self.groups: list[range] = []
         """The groups of workers."""
         self.states: list[GroupState | Ref] = []
@@ -396,12 +448,16 @@ class Session:
     def engine(self) -> Engine:
         """The engine, started on first use."""
         if self._engine is None:
-            self._engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
+            self._engine = self.engine_class.start(
+                self.num_workers, self.threads, [worker.__name__]
+            )
         return self._engine
 
     @property
     def slots(self) -> int:
-        """How many workers can train at a time, as far as is known before processes start; 0 if it is not."""
+        """How many workers can train at a time, as far as is known before processes start; 0 if it
+        is not.
+        """
         if self.resources.gpus:
             return 0
         if self._engine is not None:
@@ -426,20 +482,26 @@ class Session:
     def resources(self) -> Resources:
         """What the task of a group needs."""
         num_gpu = self.model.built.num_gpu
-        return Resources(cpus=self.threads, gpus=1 / -(-self.num_workers // num_gpu) if num_gpu else 0)
+        return Resources(
+            cpus=self.threads, gpus=1 / -(-self.num_workers // num_gpu) if num_gpu else 0
+        )
 
     @property
     def sample_seconds(self) -> float:
         """Rough estimate of the time, in seconds, that a core trains on a sample."""
-        weights = sum(parameter.numel() for parameter in self.model.built.training_spec.net.parameters())
+        weights = sum(
+            parameter.numel() for parameter in self.model.built.training_spec.net.parameters()
+        )
         return FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
 
     @contextmanager
     def working(self, *, fitting: bool = False) -> Iterator[None]:
-        """Start the engine if necessary, and provide a scope of it, whose tasks end with an exception.
+        """Start the engine if necessary, and provide a scope of it, whose tasks end with an
+        exception.
 
-        The tasks of a fit are watched. Its exceptions end the session, as do those of a dead engine. An exception
-        in ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
+        The tasks of a fit are watched. Its exceptions end the session, as do those of a dead
+        engine. An exception in ``evaluate`` or ``predict`` does not, since the session holds the
+        workers' states.
         """
         errors = BaseException if fitting else EngineClosedError
         with ExitStack() as scope:
@@ -447,19 +509,21 @@ class Session:
                 scope.enter_context(self.engine.scope(watched=fitting, timeout=self.worker_timeout))
                 yield
             except errors:
-                self.end(kill=True)  # inside the scope, which has nothing to wait for if the engine is our own
+                # Inside the scope, which has nothing to wait for if the engine is our own.
+                self.end(kill=True)
                 raise
 
     @contextmanager
     def fitting(self, fit: Fit, samples: int | None) -> Iterator[None]:
         """Work on a fit, which callbacks, Ctrl-C and SIGTERM can stop; call its callbacks.
 
-        ``samples`` is the number to train on, if known. Callbacks begin before processes start, to say at once what
-        is wrong, and end before these do. Afterwards, the tasks of a fit that was stopped at once are ended, and
-        after SIGTERM the process.
+        ``samples`` is the number to train on, if known. Callbacks begin before processes start, to
+        say at once what is wrong, and end before these do. Afterwards, the tasks of a fit that was
+        stopped at once are ended, and after SIGTERM the process.
         """
         model = self.model
-        model.stopped, model.fit = None, fit
+        model.stopped = None
+        model.fit = fit
         with ExitStack() as work:
             try:
                 with fit.stopping.on_sigterm():
@@ -474,7 +538,8 @@ class Session:
                 _report_end("Ctrl-C", model)
                 raise
             finally:
-                model.last_fit, model.fit = fit.described, None
+                model.last_fit = fit.described
+                model.fit = None
 
     def publish(self, job: Job) -> Ref:
         """Publish what the tasks of a fit or an evaluation have in common.
@@ -488,7 +553,9 @@ class Session:
             raise
 
     def regroup(self, groups: Sequence[range]) -> None:
-        """Make the states of each group one value; waits for the states if workers were grouped differently."""
+        """Make the states of each group one value; waits for the states if workers were grouped
+        differently.
+        """
         if list(groups) != self.groups:
             states = fetch_states(self.engine, self.states)
             self.groups = [*groups]
@@ -496,14 +563,21 @@ class Session:
 
     def keep(self, states: States, merge_state: MergeState[Any]) -> None:
         """Keep these states of the groups, and of their merges, for the next fit."""
-        self.states, self.merge_state = [*states], merge_state
+        self.states = [*states]
+        self.merge_state = merge_state
 
     def state(self) -> TrainingState:
-        """Return what workers and merges keep from fit to fit, waiting for the tasks that compute it."""
+        """Return what workers and merges keep from fit to fit, waiting for the tasks that compute
+        it.
+        """
         if self._engine is None:  # these are values, as nothing was trained
-            workers = [each for states in self.states if not isinstance(states, Ref) for each in states]
+            workers = [
+                each for states in self.states if not isinstance(states, Ref) for each in states
+            ]
             return TrainingState(tuple(workers), self.merge_state)
-        return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
+        return TrainingState(
+            tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine)
+        )
 
     def set_state(self, state: TrainingState) -> None:
         """Continue from this state, in the same engine; workers without one in it start fresh."""
@@ -517,7 +591,9 @@ class Session:
         self.merge_state = state.merge
 
     def trained_samples(self) -> int | None:
-        """Return how many samples the engine's workers have reported, if it has started and knows."""
+        """Return how many samples the engine's workers have reported, if it has started and
+        knows.
+        """
         return None if self._engine is None else self._engine.trained_samples()
 
     def end(self, *, kill: bool) -> None:
@@ -529,7 +605,9 @@ class Session:
         self._engine = self._given
 
     def _end_tasks(self) -> None:
-        """End tasks that were left running, and our own processes; the states of the workers are kept."""
+        """End tasks that were left running, and our own processes; the states of the workers are
+        kept.
+        """
         if self.engine.traits.interruptible:
             state = self.state()  # waits for a merge that still runs
             if self._given is not None:
@@ -540,5 +618,9 @@ class Session:
 
 
 def _report_end(how: str, model: TrainedModel) -> None:
-    last = f"last complete round: {model.history[-1]['round']}" if model.history else "no round completed"
+    last = (
+        f"last complete round: {model.history[-1]['round']}"
+        if model.history
+        else ("no round completed")
+    )
     print(f"compss_train: fit interrupted by {how}; {last}", file=sys.stderr)

@@ -1,11 +1,13 @@
-"""The history in checkpoints: files of JSON lines that never change, which several checkpoints share.
+"""The history in checkpoints: files of JSON lines that never change, which several checkpoints
+share.
 
-A checkpoint has all records in such files, but for the last one, which callbacks may still change: that is in its
-state. It gets the files of an earlier one as hard links, and its new records in one more, into which it merges the
-last files that are not longer, as a log-structured merge tree does (O'Neil et al., 1996). Of n records, each is
-therefore written ``1 + log2(LONGEST) / 2`` times on average, however large n is, and a checkpoint has about
-``log2(LONGEST) + n / LONGEST`` files. Each checkpoint is a whole without the others: any may be removed, copied, or
-resumed from. Where there are no hard links, each has files of its own.
+A checkpoint has all records in such files, but for the last one, which callbacks may still change:
+that is in its state. It gets the files of an earlier one as hard links, and its new records in one
+more, into which it merges the last files that are not longer, as a log-structured merge tree does
+(O'Neil et al., 1996). Of n records, each is therefore written ``1 + log2(LONGEST) / 2`` times on
+average, however large n is, and a checkpoint has about ``log2(LONGEST) + n / LONGEST`` files. Each
+checkpoint is a whole without the others: any may be removed, copied, or resumed from. Where there
+are no hard links, each has files of its own.
 """
 
 import hashlib
@@ -46,23 +48,30 @@ class SharedHistory:
         self._last: Record = {}
         """The last record in them."""
         self._emptied = 0
-        """The number of first records that have no worker entries any more, although their files may have."""
+        """The number of first records that have no worker entries any more, although their files
+        may have.
+        """
         self._source: tuple[Path, int] | None = None
         """The last checkpoint and when its folder last changed; ``None`` if it is incomplete."""
 
     def write(self, folder: Path, history: Sequence[Record], disk: Disk = DISK) -> dict[str, Any]:
-        """Write the history to files of a folder; return what ``read_history`` needs besides them."""
+        """Write the history to files of a folder; return what ``read_history`` needs besides
+        them.
+        """
         end = max(0, len(history) - 1)
-        source, self._source = self._unchanged_source(history), None
+        source = self._unchanged_source(history)
+        self._source = None
         files = [] if source is None else self._files
         new = end - sum(file.records for file in files)
         kept = len(files)
         while new and kept and files[kept - 1].records <= new <= LONGEST - files[kept - 1].records:
             kept -= 1
             new += files[kept].records
-        self._files, first = [], 0
+        self._files = []
+        first = 0
         for file in [*files[:kept], *([HistoryFile(new, "")] if new else [])]:
-            path, stop = folder / file_name(first), first + file.records
+            path = folder / file_name(first)
+            stop = first + file.records
             shared = source is not None and file.sha256 and _linked(source / path.name, path, disk)
             self._files.append(file if shared else _written(path, history[first:stop], disk))
             first = stop
@@ -71,10 +80,16 @@ class SharedHistory:
         while self._emptied < end and not history[self._emptied].get("workers"):
             self._emptied += 1
         rest = [strict_json.loads(line_of(record)) for record in history[end:]]
-        return {"files": [file.sha256 for file in self._files], "emptied": self._emptied, "rest": rest}
+        return {
+            "files": [file.sha256 for file in self._files],
+            "emptied": self._emptied,
+            "rest": rest,
+        }
 
     def completed(self, folder: Path) -> None:
-        """Let the next checkpoint share the files of this one, which is complete and has its final name."""
+        """Let the next checkpoint share the files of this one, which is complete and has its final
+        name.
+        """
         with suppress(OSError):
             self._source = folder, folder.stat().st_mtime_ns
 
@@ -86,17 +101,23 @@ class SharedHistory:
         if number and not _same(history[number - 1], self._last):
             return None
         with suppress(OSError):
-            return self._source[0] if self._source[0].stat().st_mtime_ns == self._source[1] else None
+            return (
+                self._source[0] if self._source[0].stat().st_mtime_ns == self._source[1] else None
+            )
         return None
 
 
 def _same(record: Record, other: Record) -> bool:
-    """Return whether records are of the same round: when it ended is unique, and stays when entries are emptied."""
+    """Return whether records are of the same round: when it ended is unique, and stays when entries
+    are emptied.
+    """
     return record is other or ("ended" in record and record["ended"] == other.get("ended"))
 
 
 def _linked(old: Path, new: Path, disk: Disk) -> bool:
-    """Link a file; return ``False`` if it is gone, or the file system has no hard links or no more of this file."""
+    """Link a file; return ``False`` if it is gone, or the file system has no hard links or no more
+    of this file.
+    """
     with suppress(OSError):
         disk.link(old, new)
         return True
@@ -121,7 +142,9 @@ def read_history(folder: Path, saved: Mapping[str, Any]) -> list[Record]:
             name = file_name(len(history))
             data = (folder / name).read_bytes()
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise BadCheckpointError(folder, f"{name} is damaged: its checksum is not the one in {STATE}")
+                raise BadCheckpointError(
+                    folder, (f"{name} is damaged: its checksum is not the one in {STATE}")
+                )
             for record in map(strict_json.loads, data.splitlines()):
                 emptied = len(history) < saved["emptied"] and record.get("workers")
                 history.append({**record, "workers": []} if emptied else record)
@@ -133,4 +156,6 @@ def read_history(folder: Path, saved: Mapping[str, Any]) -> list[Record]:
     except OSError as error:
         raise BadCheckpointError(folder, f"{name} cannot be read: {error}") from error
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise BadCheckpointError(folder, f"its history is not that of a trainer: {error}") from error
+        raise BadCheckpointError(
+            folder, f"its history is not that of a trainer: {error}"
+        ) from error

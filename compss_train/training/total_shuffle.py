@@ -1,4 +1,5 @@
-"""Total shuffles: tasks cut blocks into pieces, one for each group of workers that needs some of a block's rows.
+"""Total shuffles: tasks cut blocks into pieces, one for each group of workers that needs some of a
+block's rows.
 
 Without pieces, every task would receive nearly all blocks, for a few rows of each.
 """
@@ -19,7 +20,9 @@ from compss_train.training.data_source import PublishedData
 from compss_train.worker.source import split_rows
 
 LEAST_CHUNKS = 16
-"""Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in memory."""
+"""Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in
+memory.
+"""
 
 MOST_PIECES = 64
 """Maximum average number of pieces that a worker receives; ``LEAST_CHUNKS`` takes precedence."""
@@ -27,7 +30,8 @@ MOST_PIECES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """What a task cuts from a chunk, some consecutive blocks: a piece for each group that needs some of its rows.
+    """What a task cuts from a chunk, some consecutive blocks: a piece for each group that needs
+    some of its rows.
 
     In a total shuffle this replaces tasks that would read whole blocks to get at some rows.
     """
@@ -51,20 +55,31 @@ class GroupSamples:
     blocks: tuple[int, ...] = ()
     """The numbers of the blocks; empty for pieces."""
     starts: tuple[int, ...] = ()
-    """Number of the first sample of each block or piece if passes list their samples; else empty."""
+    """Number of the first sample of each block or piece if passes list their samples; else
+    empty.
+    """
 
 
-def cut_blocks(data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]) -> list[GroupSamples]:
+def cut_blocks(
+    data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]
+) -> list[GroupSamples]:
     """Submit tasks that cut blocks into pieces; return the pieces of each group.
 
-    ``shares`` are the assignments of the workers of each group. Nothing is cut, and nothing returned, if the groups
-    need more than half of all samples, as in a round of several epochs: pieces would be many copies of the data.
+    ``shares`` are the assignments of the workers of each group. Nothing is cut, and nothing
+    returned, if the groups need more than half of all samples, as in a round of several epochs:
+    pieces would be many copies of the data.
     """
     samples = [samples_of(share) for share in shares]
-    blocks, slots = len(data.starts), data.engine.slots(Resources())
+    blocks = len(data.starts)
+    slots = data.engine.slots(Resources())
     most = max(LEAST_CHUNKS, MOST_PIECES * sum(map(len, shares)) // len(shares))
-    chunks = [range(*bounds) for bounds in even_parts(blocks, min(blocks, max(LEAST_CHUNKS, 2 * slots), most))]
-    pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, [data.starts[chunk.start] for chunk in chunks])
+    chunks = [
+        range(*bounds)
+        for bounds in even_parts(blocks, min(blocks, max(LEAST_CHUNKS, 2 * slots), most))
+    ]
+    pieces_of_chunks, numbers_of_groups = cut_into_pieces(
+        samples, [data.starts[chunk.start] for chunk in chunks]
+    )
     rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
     if 2 * rows > sum(map(bool, map(len, samples))) * data.source.number_samples:
         return []
@@ -72,7 +87,9 @@ def cut_blocks(data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]
     sizes: list[list[int]] = [[] for _ in shares]
     for chunk, pieces in zip(chunks, pieces_of_chunks, strict=True):
         made = _split(data, chunk, pieces)
-        for group, ref, size in zip(pieces.groups, made, np.diff(pieces.bounds).tolist(), strict=True):
+        for group, ref, size in zip(
+            pieces.groups, made, np.diff(pieces.bounds).tolist(), strict=True
+        ):
             refs[group].append(ref)
             sizes[group].append(size)
     return [
@@ -81,35 +98,49 @@ def cut_blocks(data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]
             _renumbered(share, numbers),
             starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else (),
         )
-        for share, numbers, values, lengths in zip(shares, numbers_of_groups, refs, sizes, strict=True)
+        for share, numbers, values, lengths in zip(
+            shares, numbers_of_groups, refs, sizes, strict=True
+        )
     ]
 
 
 def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
     if not pieces.groups:
         return []
-    first, number = data.starts[chunk.start], len(pieces.groups)
+    first = data.starts[chunk.start]
+    number = len(pieces.groups)
     starts = [data.starts[block] - first for block in chunk]
-    made = data.engine.submit(split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number)
+    made = data.engine.submit(
+        split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number
+    )
     return list(made) if number > 1 else [made]
 
 
 def samples_of(assignments: Iterable[WorkerAssignment]) -> NDArray[Any]:
     """Return the numbers of the samples that a total shuffle gives to workers, in their order."""
     passes = chain.from_iterable(assignments)
-    numbers = [block_pass.sample_numbers for block_pass in passes if block_pass.sample_numbers is not None]
+    numbers = [
+        block_pass.sample_numbers for block_pass in passes if block_pass.sample_numbers is not None
+    ]
     if len(numbers) == 1:
         return numbers[0]
     return np.concatenate(numbers) if numbers else np.empty(0, np.int64)
 
 
-def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) -> list[WorkerAssignment]:
-    """Return the assignments of the workers with samples, with ``numbers`` in place of the sample numbers."""
-    renumbered, start = [], 0
+def _renumbered(
+    assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]
+) -> list[WorkerAssignment]:
+    """Return the assignments of the workers with samples, with ``numbers`` in place of the sample
+    numbers.
+    """
+    renumbered = []
+    start = 0
     for assignment in assignments:
         passes = []
         for block_pass in assignment:
-            passes.append(replace(block_pass, sample_numbers=numbers[start : start + block_pass.size]))
+            passes.append(
+                replace(block_pass, sample_numbers=numbers[start : start + block_pass.size])
+            )
             start += block_pass.size
         renumbered.append(tuple(passes))
     return renumbered
@@ -118,13 +149,15 @@ def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) 
 def cut_into_pieces(
     samples: Sequence[NDArray[Any]], chunk_starts: Sequence[int]
 ) -> tuple[list[Pieces], list[NDArray[Any]]]:
-    """Return the pieces of each chunk for groups that train on these samples, and the samples' new numbers.
+    """Return the pieces of each chunk for groups that train on these samples, and the samples' new
+    numbers.
 
-    Chunks begin at the samples ``chunk_starts``. The new numbers, for each group, are the positions of its samples
-    among the rows of its pieces, chunk after chunk.
+    Chunks begin at the samples ``chunk_starts``. The new numbers, for each group, are the positions
+    of its samples among the rows of its pieces, chunk after chunk.
     """
     flat = np.concatenate([*samples, np.empty(0, np.int64)])
-    lengths, limit = [len(each) for each in samples], int(flat.max(initial=0)) + 1
+    lengths = [len(each) for each in samples]
+    limit = int(flat.max(initial=0)) + 1
     owners = np.repeat(np.arange(len(samples)), lengths)
     # Each sample once a group, although a group may pass over it several times; group after group.
     distinct, numbers = np.unique(owners * limit + flat, return_inverse=True)
@@ -133,9 +166,13 @@ def cut_into_pieces(
     starts = np.asarray(chunk_starts)
     chunk = np.searchsorted(starts, kept, side="right") - 1
     order = np.argsort(chunk, kind="stable")
-    rows, groups, chunk = kept[order] - starts[chunk[order]], groups[order], chunk[order]
+    rows = kept[order] - starts[chunk[order]]
+    groups = groups[order]
+    chunk = chunk[order]
     pieces = []
     for first, stop in pairwise(np.searchsorted(chunk, np.arange(len(starts) + 1))):
         begins = first + np.flatnonzero(np.diff(groups[first:stop], prepend=-1))
-        pieces.append(Pieces(rows[first:stop], np.append(begins, stop) - first, groups[begins].tolist()))
+        pieces.append(
+            Pieces(rows[first:stop], np.append(begins, stop) - first, groups[begins].tolist())
+        )
     return pieces, np.split(numbers, np.cumsum(lengths)[:-1])

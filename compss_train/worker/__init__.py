@@ -1,4 +1,5 @@
-"""The worker's side of training: plain functions that engines run as tasks. Independent of engine and trainer.
+"""The worker's side of training: plain functions that engines run as tasks. Independent of engine
+and trainer.
 
 Processes that start ahead of time import this package, and with it all tasks.
 """

@@ -1,4 +1,5 @@
-"""The batches of a worker: cut from the rows of its blocks, then collated and transformed for the training step.
+"""The batches of a worker: cut from the rows of its blocks, then collated and transformed for the
+training step.
 
 They are cut block by block, mixed in a partial shuffle, or drawn from a buffer.
 """
@@ -42,7 +43,9 @@ class Batch(NamedTuple):
 
     epoch: int
     block: int
-    """The batch's block, or its grid position in a total shuffle; the first block if several mix."""
+    """The batch's block, or its grid position in a total shuffle; the first block if several
+    mix.
+    """
     position: int
     """Number of the batch's first sample in the training order that begins there."""
     x: Any
@@ -53,9 +56,13 @@ class Batch(NamedTuple):
     samples_before: int | None = None
     """Number of samples passed to the transform; ``None`` before the transform, and without one."""
     as_made: bool = False
-    """Whether a step gets x as it is, without a tuple around it, as ``collate`` made it of samples without y."""
+    """Whether a step gets x as it is, without a tuple around it, as ``collate`` made it of samples
+    without y.
+    """
     simulations: NDArray[np.int64] | None = None
-    """In an online fit, the number of each sample's simulation: shape (n,), or (n, 2) for pairs; on the host."""
+    """In an online fit, the number of each sample's simulation: shape (n,), or (n, 2) for pairs; on
+    the host.
+    """
     steps: NDArray[np.int64] | None = None
     """The same for time steps."""
 
@@ -77,10 +84,14 @@ class Batch(NamedTuple):
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def cut_batches(source: Source, device: str, buffer: CarriedBuffer | None = None) -> Iterator[Batch]:
-    """Iterate over the batches of a worker for a device, with the samples of data sets still as numbers.
+def cut_batches(
+    source: Source, device: str, buffer: CarriedBuffer | None = None
+) -> Iterator[Batch]:
+    """Iterate over the batches of a worker for a device, with the samples of data sets still as
+    numbers.
 
-    Sample numbers, and what ``collate`` gets, stay on the CPU. ``buffer`` is carried between rounds of an epoch.
+    Sample numbers, and what ``collate`` gets, stay on the CPU. ``buffer`` is carried between rounds
+    of an epoch.
     """
     job = source.job
     if isinstance(job.reader, StreamReader) and not job.reader.counted:
@@ -97,14 +108,17 @@ def batches_in_epoch(job: Job, work: Work, epoch: int) -> int:
     """Return the planned number of batches in a worker's epoch."""
     if work.draws is not None:
         return len(work.draws.sizes)
-    block_passes = tuple(block_pass for block_pass in work.block_passes if block_pass.epoch == epoch)
+    block_passes = tuple(
+        block_pass for block_pass in work.block_passes if block_pass.epoch == epoch
+    )
     if job.pools is not None or job.buffer is not None:
         return len(batch_sizes(block_passes, job.batching))
     return sum(len(batch_bounds(block_pass, job.batching)) for block_pass in block_passes)
 
 
 def _block_by_block(source: Source, device: str) -> Iterator[Batch]:
-    job, work = source.job, source.work
+    job = source.job
+    work = source.work
     with source.open(work.block_passes, device) as opened:
         for block_pass in work.block_passes:
             samples = next(opened)
@@ -122,16 +136,22 @@ def _until_the_end(source: Source, stream: StreamReader) -> Iterator[Batch]:
     """Iterate over batches of a stream's sample numbers until the stream ends."""
     work = source.work
     with source.wholes(work.block_passes) as columns_of_passes:
-        for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
-            numbers, position = number.expand(source.job.batching.size or 1).contiguous(), 0
+        for block_pass, (number,) in zip(
+            work.block_passes, filter(None, columns_of_passes), strict=True
+        ):
+            numbers = number.expand(source.job.batching.size or 1).contiguous()
+            position = 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
                 yield Batch(block_pass.epoch, block_pass.block, position, numbers)
                 position += len(numbers)
 
 
 def _partially_shuffled(source: Source, pools: Pools, device: str) -> Iterator[Batch]:
-    """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
-    job, store = source.job, SlotStore()
+    """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside
+    it.
+    """
+    job = source.job
+    store = SlotStore()
     for epoch, group in groupby(source.work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
         first = block_passes[0]
@@ -146,30 +166,43 @@ def _partially_shuffled(source: Source, pools: Pools, device: str) -> Iterator[B
         )
         for columns in batches:
             if columns is not None:
-                yield Batch(epoch, first.block, position, *job.structure.parts(to_device(columns, device)))
+                yield Batch(
+                    epoch, first.block, position, *job.structure.parts(to_device(columns, device))
+                )
                 position += len(columns[0])
 
 
-def _from_buffer(source: Source, spec: BufferSpec, device: str, carried: CarriedBuffer) -> Iterator[Batch]:
+def _from_buffer(
+    source: Source, spec: BufferSpec, device: str, carried: CarriedBuffer
+) -> Iterator[Batch]:
     """Iterate over the batches that a worker draws from a buffer.
 
-    The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
-    batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
+    The buffer is drained at the end of every epoch, so that the number of epochs between merges
+    does not change the batches of a worker. If an epoch has several rounds of batches, it is
+    carried from one to the next.
     """
     job = source.job
     for draws, block_passes in _draws(job, source.work, spec):
         seed = buffer_seed(job.seed, draws.epoch, draws.origin)
-        buffer = spec.limited(draws.total, draws.largest).make(draws.largest, seed, pin_memory=is_gpu(device))
+        buffer = spec.limited(draws.total, draws.largest).make(
+            draws.largest, seed, pin_memory=is_gpu(device)
+        )
         if not draws.is_first and carried.before is not None:
             buffer.load_state_dict(carried.before)
-        position, least = draws.drawn, None if draws.is_last else len(draws.sizes)
+        position = draws.drawn
+        least = None if draws.is_last else len(draws.sizes)
         with source.chunks(block_passes) as read:
             if spec.draws_in_step:
                 batches = in_bursts(draw_in_step(buffer, read, draws))
             else:
                 batches = batches_through(buffer, read, draws.largest, least=least)
             for columns in batches:
-                yield Batch(draws.epoch, draws.origin, position, *job.structure.parts(to_device(columns, device)))
+                yield Batch(
+                    draws.epoch,
+                    draws.origin,
+                    position,
+                    *job.structure.parts(to_device(columns, device)),
+                )
                 position += len(columns[0])
         carried.after = None if draws.is_last else buffer.state_dict()
 
@@ -185,11 +218,12 @@ def _draws(job: Job, work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, Work
 
 
 def prepared(batches: Iterator[Batch], replica: ModelReplica, job: Job) -> Iterator[Batch]:
-    """Iterate over collated and transformed batches; empty batches, at the end of a stream, are left out.
+    """Iterate over collated and transformed batches; empty batches, at the end of a stream, are
+    left out.
 
-    The transforms' random draws are seeded by the fit's seed and the place of the batch, or of the sample for a
-    ``train_transform`` by sample: they depend neither on the worker nor on earlier training, and do not affect the
-    network's generators.
+    The transforms' random draws are seeded by the fit's seed and the place of the batch, or of the
+    sample for a ``train_transform`` by sample: they depend neither on the worker nor on earlier
+    training, and do not affect the network's generators.
     """
     functions = replica.collate, replica.train_transform, replica.transform, job.reader
     if not job.structure.ragged and all(each is None for each in functions):
@@ -203,7 +237,9 @@ def _prepared(replica: ModelReplica, job: Job, batch: Batch) -> Batch:
         return transform_seed(job.seed, batch.epoch, batch.block, position)
 
     def reseed(position: int) -> int:
-        """Seed all generators for the sample at a position of the batch's block; return the seed."""
+        """Seed all generators for the sample at a position of the batch's block; return the
+        seed.
+        """
         seed_generators(seed := seed_of(position), replica.device)
         return seed
 
@@ -214,20 +250,24 @@ def _prepared(replica: ModelReplica, job: Job, batch: Batch) -> Batch:
             return batch
         if job.reader is not None:
             reseed(batch.position)  # transforms draw as for a batch that was not read
-        x, y = batch.x, batch.y
+        x = batch.x
+        y = batch.y
         with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
             if replica.train_transform is not None:
                 x, y = replica.train_transform(x, y, lambda sample: reseed(batch.position + sample))
             return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
 
-def collated(replica: ModelReplica, reader: SampleReader | None, batch: Batch, reseed: Reseed) -> Batch:
-    """Return a batch ready for the transforms, on the replica's device; an empty batch if a stream has ended.
+def collated(
+    replica: ModelReplica, reader: SampleReader | None, batch: Batch, reseed: Reseed
+) -> Batch:
+    """Return a batch ready for the transforms, on the replica's device; an empty batch if a stream
+    has ended.
 
-    ``reader`` replaces sample numbers in the batch by the samples; ``reseed`` seeds the data set's random draws.
-    ``build``'s ``collate`` gets a list of samples, (x, y) or x without targets, and returns a batch of the same
-    kind. Without it, sequences of different lengths are padded: x with 0, integer targets with -100, which losses
-    ignore. Raises ``TypeError`` for other targets.
+    ``reader`` replaces sample numbers in the batch by the samples; ``reseed`` seeds the data set's
+    random draws. ``build``'s ``collate`` gets a list of samples, (x, y) or x without targets, and
+    returns a batch of the same kind. Without it, sequences of different lengths are padded: x with
+    0, integer targets with -100, which losses ignore. Raises ``TypeError`` for other targets.
     """
     collate = replica.collate
     if reader is not None:
@@ -237,7 +277,9 @@ def collated(replica: ModelReplica, reader: SampleReader | None, batch: Batch, r
         batch = batch.to(replica.device) if read.samples else batch
     elif collate is not None:
         x, y = collate_batch(collate, batch.x, batch.y, batch.samples)
-        return batch._replace(x=x, y=y, samples_before=batch.samples, as_made=y is None).to(replica.device)
+        return batch._replace(x=x, y=y, samples_before=batch.samples, as_made=y is None).to(
+            replica.device
+        )
     if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):
         return batch
     x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)
@@ -253,8 +295,9 @@ def check_target(part: Any) -> None:
     """Raise ``TypeError`` for targets of different lengths that cannot be padded."""
     if isinstance(part, Ragged) and (part.dtype.is_floating_point or part.dtype.is_complex):
         raise TypeError(
-            f"targets of different lengths and dtype {part.dtype} need collate= in build, because losses do not "
-            "know what to ignore: return them padded, and a mask, for a training_step"
+            f"targets of different lengths and dtype {part.dtype} need collate= in build, "
+            "because losses do not know what to ignore: return them padded, and a mask, for a "
+            "training_step"
         )
 
 
@@ -281,15 +324,18 @@ class _Rows:
 
 
 def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Iterator[Columns]:
-    """Iterate over the batches, putting samples into the buffer by counts (``draws.puts``) and not by time.
+    """Iterate over the batches, putting samples into the buffer by counts (``draws.puts``) and not
+    by time.
 
-    If files are skipped, a batch waits until there are enough samples for it, and the last one may be smaller.
+    If files are skipped, a batch waits until there are enough samples for it, and the last one may
+    be smaller.
     """
     rows = _Rows(chunks)
     for size, wanted in zip(draws.sizes, draws.puts, strict=True):
         _put(buffer, rows, wanted, draws)
         yield from _get(buffer, size)
-    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # samples that found no room before
+    # Samples that found no room before.
+    while not rows.ended and buffer.samples_put < draws.puts[-1]:
         yield from _get(buffer, draws.largest)
         _put(buffer, rows, draws.puts[-1], draws)
     while draws.is_last and len(buffer):
@@ -314,8 +360,8 @@ def _get(buffer: Buffer, size: int) -> Iterator[Columns]:
 def in_bursts(batches: Iterator[Columns]) -> Iterator[Columns]:
     """Iterate over the batches, drawing a few at a time.
 
-    Between two training steps the code and data of a buffer leave the core's caches: drawn one by one, batches
-    cost three times as much.
+    Between two training steps the code and data of a buffer leave the core's caches: drawn one by
+    one, batches cost three times as much.
     """
     while burst := list(islice(batches, _BURST)):
         yield from burst

@@ -1,4 +1,6 @@
-"""``WorkerCallback``: hooks that run inside the workers, around batches and rounds; what calls them."""
+"""``WorkerCallback``: hooks that run inside the workers, around batches and rounds; what calls
+them.
+"""
 
 import copy
 from collections import Counter
@@ -25,14 +27,18 @@ class WorkerContext:
     """The worker's copy of the network, on its device."""
     optimizer: torch.optim.Optimizer = field(init=False)
     epoch: int = 0
-    """The epoch of the batch, or the one in which the round starts, counted from 0 over all fits."""
+    """The epoch of the batch, or the one in which the round starts, counted from 0 over all
+    fits.
+    """
     number: int = 0
     """Number of batches that the worker has trained since ``build``, before this one."""
     x: Any = None
     """The batch as the network receives it, and its targets in ``y``; ``None`` outside batches."""
     y: Any = None
     loss: Tensor | None = None
-    """The loss of the batch, without its graph; ``None`` before its step, and if ``on_nan="skip"`` skipped it."""
+    """The loss of the batch, without its graph; ``None`` before its step, and if ``on_nan="skip"``
+    skipped it.
+    """
     output: Any = None
     """The network's outputs if the training step returns them; ``None`` before the step."""
     logged: dict[str, Any] = field(default_factory=dict)
@@ -41,34 +47,41 @@ class WorkerContext:
     def log(self, name: str, value: Any) -> None:
         """Log a number; records have its mean over the samples of the batch or of the round.
 
-        Raises ``ValueError`` for the name of another field, and ``TypeError`` unless it is a single number.
+        Raises ``ValueError`` for the name of another field, and ``TypeError`` unless it is a single
+        number.
         """
         value = measured_number(name, value)
         self.logged[name] = value.detach().clone() if isinstance(value, Tensor) else value
 
 
 class WorkerCallback:
-    """Base class of callbacks that run in the workers' tasks. All hooks do nothing; override those you need.
+    """Base class of callbacks that run in the workers' tasks. All hooks do nothing; override those
+    you need.
 
-    Pass them to ``fit(callbacks=...)``, with any others. They are pickled, and each worker starts every round with
-    a copy of the original object; only its ``state_dict`` is kept between rounds and in checkpoints.
-    Hooks may read everything, log numbers, and change parameters (in place, under ``torch.no_grad()``), gradients
-    and optimizer options. For the same bits on every engine and after a retry they must depend on nothing else:
-    not on time, files or other processes. Random numbers come from the worker's generators. Hooks must not keep
-    tensors of the batch. An exception ends the fit, and names the callback, round and worker.
+    Pass them to ``fit(callbacks=...)``, with any others. They are pickled, and each worker starts
+    every round with a copy of the original object; only its ``state_dict`` is kept between rounds
+    and in checkpoints. Hooks may read everything, log numbers, and change parameters (in place,
+    under ``torch.no_grad()``), gradients and optimizer options. For the same bits on every engine
+    and after a retry they must depend on nothing else: not on time, files or other processes.
+    Random numbers come from the worker's generators. Hooks must not keep tensors of the batch. An
+    exception ends the fit, and names the callback, round and worker.
 
-    Numbers logged around a batch are weighted by its samples. Numbers logged at the start and end of a round are
-    weighted by the samples that the worker actually trained on in it (``samples`` of the worker in the record).
+    Numbers logged around a batch are weighted by its samples. Numbers logged at the start and end
+    of a round are weighted by the samples that the worker actually trained on in it (``samples`` of
+    the worker in the record).
     """
 
     def check(self, trainer: Any) -> None:
-        """Raise an exception if the trainer does not suit the callback; called before fits and in ``check_fit``."""
+        """Raise an exception if the trainer does not suit the callback; called before fits and in
+        ``check_fit``.
+        """
 
     def on_optimizer(self, context: WorkerContext) -> None:
         """Run in every round after the optimizer is created, before its state is loaded.
 
-        May add groups of parameters; from then on it must add them in every round, in the same order. With a
-        learning-rate schedule they have the first group's rate times their option ``"factor"``.
+        May add groups of parameters; from then on it must add them in every round, in the same
+        order. With a learning-rate schedule they have the first group's rate times their option
+        ``"factor"``.
         """
 
     def on_round_start(self, context: WorkerContext) -> None:
@@ -78,17 +91,23 @@ class WorkerCallback:
         """Run before the step of a batch."""
 
     def on_batch_end(self, context: WorkerContext) -> None:
-        """Run after the step; the clipped gradients still exist, with ``accumulate`` the sum so far."""
+        """Run after the step; the clipped gradients still exist, with ``accumulate`` the sum so
+        far.
+        """
 
     def on_round_end(self, context: WorkerContext) -> None:
         """Run after the last batch, before the parameters are merged."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to keep: numbers, strings, arrays and CPU tensors, in dicts and lists."""
+        """Return the state to keep: numbers, strings, arrays and CPU tensors, in dicts and
+        lists.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; called before ``on_round_start`` if the worker has a state."""
+        """Restore what ``state_dict`` returned; called before ``on_round_start`` if the worker has
+        a state.
+        """
 
 
 class CallbackRunner:
@@ -102,8 +121,11 @@ class CallbackRunner:
         states: Mapping[str, Any],
     ) -> None:
         own = copy.deepcopy(callbacks)
-        self._callbacks = dict(zip(numbered(type(callback).__name__ for callback in own), own, strict=True))
-        self.context, self._accumulator = context, accumulator
+        self._callbacks = dict(
+            zip(numbered(type(callback).__name__ for callback in own), own, strict=True)
+        )
+        self.context = context
+        self._accumulator = accumulator
         self._at_start: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
             if name in states:
@@ -115,14 +137,19 @@ class CallbackRunner:
         self._call("on_optimizer")
 
     def round_start(self) -> None:
-        """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have unknown lengths."""
+        """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have
+        unknown lengths.
+        """
         self._call("on_round_start")
         self._at_start, self.context.logged = self.context.logged, {}
 
     def batch_start(self, x: Any, y: Any, samples: int, *, epoch: int, number: int) -> None:
         """Call ``on_batch_start``."""
         context = self.context
-        context.epoch, context.number, context.x, context.y = epoch, number, x, y
+        context.epoch = epoch
+        context.number = number
+        context.x = x
+        context.y = y
         self._call("on_batch_start")
         self._measure(samples)
 
@@ -130,20 +157,25 @@ class CallbackRunner:
         """Call ``on_batch_end``; a batch that was skipped has no result."""
         context = self.context
         if result is not None:
-            context.loss, context.output = result.loss.detach(), result.output
+            context.loss = result.loss.detach()
+            context.output = result.output
         self._call("on_batch_end")
         self._measure(samples)
         context.x = context.y = context.loss = context.output = None
 
     def round_end(self) -> None:
-        """Call ``on_round_end``; a round's logs are weighted by the samples that the worker has trained on."""
+        """Call ``on_round_end``; a round's logs are weighted by the samples that the worker has
+        trained on.
+        """
         self._call("on_round_end")
         samples = self._accumulator.samples
         self._accumulator.measure(self._at_start, samples)
         self._measure(samples)
 
     def states(self) -> dict[str, Any] | None:
-        """Return the states that are not empty, by the names of the callbacks; ``None`` if all are."""
+        """Return the states that are not empty, by the names of the callbacks; ``None`` if all
+        are.
+        """
         states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
         return {name: state for name, state in states.items() if state} or None
 
@@ -154,7 +186,9 @@ class CallbackRunner:
                 getattr(callback, hook)(context)
             except Exception as error:
                 place = f"in round {context.round} on worker {context.worker}"
-                error.add_note(f"Raised by the callback {type(callback).__name__}, by its {hook}, {place}.")
+                error.add_note(
+                    f"Raised by the callback {type(callback).__name__}, by its {hook}, {place}."
+                )
                 raise
 
     def _measure(self, samples: int) -> None:

@@ -35,10 +35,10 @@ class _Kept:
 class RowsOnGpus:
     """Rows of blocks on the GPUs of this process, which stay there from task to task of a fit.
 
-    Rows are shuffled there, and later epochs copy none. They are found by what they are: rows from here to there of
-    a block of a fit, on a device. They leave after the last epoch of the fit, when a task has too little memory
-    beside them, and when the fit has begun no pass for some time: one that ends early cannot tell the processes, as
-    engines choose one for each task.
+    Rows are shuffled there, and later epochs copy none. They are found by what they are: rows from
+    here to there of a block of a fit, on a device. They leave after the last epoch of the fit, when
+    a task has too little memory beside them, and when the fit has begun no pass for some time: one
+    that ends early cannot tell the processes, as engines choose one for each task.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,8 @@ class RowsOnGpus:
 
         They stay there if ``held`` says which rows of which block they are.
         """
-        actual = torch.empty(0, device=device).device  # of "cuda", the GPU that a runtime gives to this task
+        # Of "cuda", the GPU that a runtime gives to this task.
+        actual = torch.empty(0, device=device).device
         with self._lock:
             kept = self._fits.setdefault(resident.fit, _Kept())
             kept.due = time.monotonic() + resident.idle_seconds
@@ -76,18 +77,22 @@ class RowsOnGpus:
             kept = self._fits.pop(fit, _Kept())
             if not self._fits and self._timer is not None:
                 self._timer.cancel()
-                self._timer, self._due = None, math.inf
+                self._timer = None
+                self._due = math.inf
         devices = {device.type for device, _ in kept.columns}
         del kept
         for kind in devices:
             torch.get_device_module(kind).empty_cache()
 
     def make_room(self) -> bool:
-        """Release all rows, and move no others of these fits; return whether there may have been any."""
+        """Release all rows, and move no others of these fits; return whether there may have been
+        any.
+        """
         with self._lock:
             given = [kept for kept in self._fits.values() if not kept.full]
             for kept in given:
-                kept.columns, kept.full = {}, True
+                kept.columns = {}
+                kept.full = True
         return bool(given)
 
     def _watch(self) -> None:
@@ -96,13 +101,17 @@ class RowsOnGpus:
         if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
-            self._due, self._timer = due, threading.Timer(max(0.0, due - time.monotonic()), self._release_due)
+            self._due, self._timer = (
+                due,
+                threading.Timer(max(0.0, due - time.monotonic()), self._release_due),
+            )
             self._timer.daemon = True
             self._timer.start()
 
     def _release_due(self) -> None:
         with self._lock:
-            now, self._due = time.monotonic(), math.inf
+            now = time.monotonic()
+            self._due = math.inf
             for fit in [fit for fit, kept in self._fits.items() if kept.due <= now]:
                 self.release(fit)
             self._watch()
@@ -115,12 +124,15 @@ def rows_on_gpus() -> RowsOnGpus:
 
 
 def _has_room(blocks: Sequence[_Dense], device: str, share: float) -> bool:
-    """Return whether half of a GPU's memory, and of a worker's share of it, stays free beside these rows."""
+    """Return whether half of a GPU's memory, and of a worker's share of it, stays free beside these
+    rows.
+    """
     module = torch.get_device_module(device)
     try:
         free, total = module.mem_get_info(device)
     except (AttributeError, RuntimeError):  # of MPS, and of XPUs that cannot tell
         return False
-    used, size = module.memory_allocated(device), sum(block.nbytes for block in blocks)
+    used = module.memory_allocated(device)
+    size = sum(block.nbytes for block in blocks)
     free += module.memory_reserved(device) - used
     return bool(free - size >= total / 2 and used + size <= total * share / 2)

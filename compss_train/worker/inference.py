@@ -22,10 +22,13 @@ from compss_train.worker.work import Job, Work
 
 
 @retry_without_gpu_rows
-def evaluate(job: Job, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]) -> list[Measured]:
+def evaluate(
+    job: Job, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
+) -> list[Measured]:
     """Return the measurements on the blocks or files of each ``Work``, in evaluation mode.
 
-    ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task evaluates.
+    ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task
+    evaluates.
     """
     try:
         return [_evaluate(job, parameters, values, work) for work in works]
@@ -40,7 +43,8 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
     with random_state(0, work.device), torch.no_grad():
         replica = ModelReplica(job.spec, parameters, work.device, training=False)
         replica.compares_step = True
-        transform, accumulator = _Transform(replica), MetricAccumulator(replica.measures)
+        transform = _Transform(replica)
+        accumulator = MetricAccumulator(replica.measures)
         for batch in _batches(replica, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
@@ -48,13 +52,16 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
                 accumulator.add(batch.samples, *result[:4])
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
-        measured, conversions = accumulator.measured(), sorted(replica.conversions)
-        return replace(measured, **source.measured(), warnings=transform.warnings, conversions=conversions)
+        measured = accumulator.measured()
+        conversions = sorted(replica.conversions)
+        return replace(
+            measured, **source.measured(), warnings=transform.warnings, conversions=conversions
+        )
 
 
 _RANDOM_TRANSFORM = (
-    "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; give "
-    "augmentation as train_transform=, which applies to training batches only"
+    "transform= draws random numbers, also in evaluation and prediction, whose results depend on "
+    "them; give augmentation as train_transform=, which applies to training batches only"
 )
 
 
@@ -87,7 +94,8 @@ def _batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
 
 
 def _result(replica: ModelReplica, batch: Batch) -> StepResult:
-    step, context = replica.validation_step, StepContext(loss=replica.loss, training=False)
+    step = replica.validation_step
+    context = StepContext(loss=replica.loss, training=False)
     if step is not None:
         return replica.run_step(step, batch.x, batch.y, context, as_made=batch.as_made)
     return replica.measure_loss(batch.x, batch.y)
@@ -108,7 +116,9 @@ def try_collate(job: Job, parameters: Parameters, values: Sequence[Any], work: W
 
 
 @retry_without_gpu_rows
-def predict(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> tuple[list[Any], Measured]:
+def predict(
+    job: Job, parameters: Parameters, values: Sequence[Any], work: Work
+) -> tuple[list[Any], Measured]:
     """Return the outputs of each batch in evaluation mode, and what users should know of them.
 
     bfloat16 is converted to float32, and so is the float16 of autocast.
@@ -118,11 +128,15 @@ def predict(job: Job, parameters: Parameters, values: Sequence[Any], work: Work)
         transform = _Transform(replica)
         every = _without_targets(replica, source_of(job, work, values))
         outputs = [_output(replica, batch, transform) for batch in every]
-        return outputs, Measured(warnings=transform.warnings, conversions=sorted(replica.conversions))
+        return outputs, Measured(
+            warnings=transform.warnings, conversions=sorted(replica.conversions)
+        )
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
-    """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network returns them."""
+    """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network
+    returns them.
+    """
     with replica.annotate_errors(batch.x), replica.autocast():
         output = replica.predict(transform(batch.x))
     return map_leaves(lambda part: _as_array(part, replica.half), output)
@@ -130,11 +144,15 @@ def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
 
 def _as_array(output: Any, half: torch.dtype | None) -> NDArray[np.generic]:
     if not isinstance(output, torch.Tensor) or not output.dim():
-        kind = "a single number" if isinstance(output, torch.Tensor) else f"a {type(output).__name__}"
+        kind = (
+            "a single number"
+            if isinstance(output, torch.Tensor)
+            else (f"a {type(output).__name__}")
+        )
         raise TypeError(
-            "predict needs a network that returns a tensor with a row for each sample, or tuples, lists and dicts "
-            f"of such tensors, this one returns {kind}; wrap it in a module that returns what you need, or use "
-            "model()"
+            "predict needs a network that returns a tensor with a row for each sample, or "
+            f"tuples, lists and dicts of such tensors, this one returns {kind}; wrap it in a "
+            "module that returns what you need, or use model()"
         )
     narrow = output.dtype in (torch.bfloat16, half)
     array: NDArray[np.generic] = (output.float() if narrow else output).cpu().numpy()

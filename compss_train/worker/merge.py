@@ -1,8 +1,9 @@
-"""The last task of a synchronous merge, which computes the global parameters from the workers' results.
+"""The last task of a synchronous merge, which computes the global parameters from the workers'
+results.
 
-The last task returns the mean of the workers, or takes a step of an *outer optimizer* towards it: the mean change
-of a round is the negative of a gradient (Reddi et al. 2021, "Adaptive federated optimization"; DiLoCo, Douillard et
-al. 2023, arXiv 2311.08105).
+The last task returns the mean of the workers, or takes a step of an *outer optimizer* towards it:
+the mean change of a round is the negative of a gradient (Reddi et al. 2021, "Adaptive federated
+optimization"; DiLoCo, Douillard et al. 2023, arXiv 2311.08105).
 """
 
 import copy
@@ -42,13 +43,21 @@ class MergeRule:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the last task returns only the mean; a single worker's result then needs no task."""
+        """Whether the last task returns only the mean; a single worker's result then needs no
+        task.
+        """
         return len(self.result_names) == 2 and not self.compressed
 
     @property
     def result_names(self) -> tuple[str, ...]:
-        """The names of the items that ``merge_results`` returns; after the first two, fields of ``MergeState``."""
-        optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay or self.by_steps}
+        """The names of the items that ``merge_results`` returns; after the first two, fields of
+        ``MergeState``.
+        """
+        optional = {
+            "moments": self.moments,
+            "outer": self.optimizer,
+            "averaged": self.decay or self.by_steps,
+        }
         return "parameters", "measured", *(name for name, value in optional.items() if value)
 
 
@@ -60,12 +69,13 @@ def merge_results(
     averaged: Parameters | None = None,
     moments: Parameters | None = None,
 ) -> tuple[Any, ...]:
-    """Return the items of ``rule.result_names``: the global parameters after a merge, and what is kept.
+    """Return the items of ``rule.result_names``: the global parameters after a merge, and what is
+    kept.
 
     ``items`` are the workers' results, or sums of them, in worker order. ``base`` are the global
-    parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that the last merge
-    returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
-    infinity.
+    parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that
+    the last merge returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to
+    NaN or infinity.
     """
     means, new_moments, of_steps = split_moments(dict(mean(items, {**base, **(moments or {})})))
     results: dict[str, Any] = {
@@ -73,7 +83,8 @@ def merge_results(
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = means, outer
-    if rule.optimizer is not None and any(item.count for item in items):  # no momentum without samples
+    # No momentum without samples.
+    if rule.optimizer is not None and any(item.count for item in items):
         results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, means, outer)
     if rule.by_steps:
         results["averaged"] = {**results["parameters"], **of_steps}
@@ -82,10 +93,14 @@ def merge_results(
     return tuple(results[name] for name in rule.result_names)
 
 
-def rebased(item: PartialSum, base: Parameters, current: Parameters, buffers: Collection[str]) -> PartialSum:
-    """Return what a worker would have trained from ``current`` with the changes that it made to ``base``.
+def rebased(
+    item: PartialSum, base: Parameters, current: Parameters, buffers: Collection[str]
+) -> PartialSum:
+    """Return what a worker would have trained from ``current`` with the changes that it made to
+    ``base``.
 
-    Statistics in ``buffers``, integers and optimizer states are the worker's own; compressed changes need no base.
+    Statistics in ``buffers``, integers and optimizer states are the worker's own; compressed
+    changes need no base.
     """
     values = {
         name: array
@@ -100,19 +115,30 @@ def rebased(item: PartialSum, base: Parameters, current: Parameters, buffers: Co
 
 
 def _step(
-    rule: MergeRule, factory: OptimizerFactory, base: Parameters, mean: Parameters, saved: dict[str, Any] | None
+    rule: MergeRule,
+    factory: OptimizerFactory,
+    base: Parameters,
+    mean: Parameters,
+    saved: dict[str, Any] | None,
 ) -> tuple[Parameters, dict[str, Any]]:
     """Return the parameters after a step from ``base``, and the state of the optimizer."""
-    weights = {name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in rule.names.weights}
+    weights = {
+        name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in rule.names.weights
+    }
     for name, weight in weights.items():
-        weight.grad = torch.from_numpy(np.asarray(_wide(base[name]) - mean[name]))  # numpy makes numbers of scalars
+        # Numpy makes numbers of scalars.
+        weight.grad = torch.from_numpy(np.asarray(_wide(base[name]) - mean[name]))
     optimizer = factory(weights.values())
-    if saved is not None and saved["kind"] == _kind(optimizer):  # else of another fit's outer optimizer
+    # Else of another fit's outer optimizer.
+    if saved is not None and saved["kind"] == _kind(optimizer):
         kept = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
-        optimizer.load_state_dict({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict(
+            {"state": kept, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
     optimizer.step()
     stepped = {
-        name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name]) for name, weight in weights.items()
+        name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name])
+        for name, weight in weights.items()
     }
     check_outer_step(stepped, base, mean)
     state = {"kind": _kind(optimizer), "state": optimizer.state_dict()["state"]}
@@ -124,11 +150,13 @@ def _wide(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.result_type(array.dtype, np.float32))
 
 
-def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[Any]) -> NDArray[Any]:
+def _relative_to_mean(
+    stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[Any]
+) -> NDArray[Any]:
     """Return the stepped values, computed as mean - (base - gradient - stepped).
 
-    The bracket is the difference from plain SGD with a learning rate of 1, whose result is the mean: computed this
-    way, it is exactly the mean, without the rounding of base - (base - mean).
+    The bracket is the difference from plain SGD with a learning rate of 1, whose result is the
+    mean: computed this way, it is exactly the mean, without the rounding of base - (base - mean).
     """
     wide = _wide(base)
     difference = wide - (wide - mean)
@@ -137,14 +165,20 @@ def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[A
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """Return the optimizer's class and its enabled options, such as ``amsgrad``: they determine its state."""
+    """Return the optimizer's class and its enabled options, such as ``amsgrad``: they determine its
+    state.
+    """
     own = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
     options = optimizer.param_groups[0].items()
-    on = [name for name, value in options if name not in own and not torch.is_tensor(value) and value]
+    on = [
+        name for name, value in options if name not in own and not torch.is_tensor(value) and value
+    ]
     return " ".join([type(optimizer).__name__, *on])
 
 
-def _moving_average(averaged: Parameters | None, parameters: Parameters, decay: float) -> Parameters:
+def _moving_average(
+    averaged: Parameters | None, parameters: Parameters, decay: float
+) -> Parameters:
     """Return decay · averaged + (1 - decay) · parameters; integers are the newest."""
     if averaged is None:
         return parameters

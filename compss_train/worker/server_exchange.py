@@ -1,11 +1,13 @@
-"""Exchange of parameters through a parameter server, layer by layer, without waiting for other workers.
+"""Exchange of parameters through a parameter server, layer by layer, without waiting for other
+workers.
 
-The weights of a layer are one key, to which changes are added. Additions commute, so that in double precision the
-order of arrival only affects the rounding of ties. Floating buffers (such as BatchNorm's variances) and integers
-cannot be merged by adding changes: a change relative to an outdated base can make a variance negative, and two
-workers that increment a counter would increment it twice. For these, a second key holds one row for each worker
-with its latest values, which only that worker changes. Their global value is the mean of the rows weighted by the
-workers' shares, and for integers the maximum.
+The weights of a layer are one key, to which changes are added. Additions commute, so that in double
+precision the order of arrival only affects the rounding of ties. Floating buffers (such as
+BatchNorm's variances) and integers cannot be merged by adding changes: a change relative to an
+outdated base can make a variance negative, and two workers that increment a counter would increment
+it twice. For these, a second key holds one row for each worker with its latest values, which only
+that worker changes. Their global value is the mean of the rows weighted by the workers' shares, and
+for integers the maximum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,26 +49,31 @@ class Exchange:
     """The dtypes of all parameters, in state_dict order."""
     num_workers: int
     aliases: Mapping[str, str]
-    """Additional names of tensors, each with its first name. Only the first name is on the server: pulls of one
-    tensor under two keys could differ by another worker's change."""
+    """Additional names of tensors, each with its first name. Only the first name is on the server:
+    pulls of one tensor under two keys could differ by another worker's change."""
 
     @classmethod
-    def of(cls, parameters: Parameters, names: TensorNames, num_workers: int, *, stepped: bool = False) -> Self:
+    def of(
+        cls, parameters: Parameters, names: TensorNames, num_workers: int, *, stepped: bool = False
+    ) -> Self:
         """Return the exchange for parameters of this structure.
 
-        With ``stepped``, the server's optimizer steps the weights. A module's frozen weights are then a separate
-        layer: weight decay would move them.
+        With ``stepped``, the server's optimizer steps the weights. A module's frozen weights are
+        then a separate layer: weight decay would move them.
         """
         modules: dict[str, list[str]] = {}
         added = {
-            name for name, array in parameters.items() if array.dtype.kind in "fc" and name not in names.buffers
+            name
+            for name, array in parameters.items()
+            if array.dtype.kind in "fc" and name not in names.buffers
         }
         for name in parameters:
             if name not in names.aliases:
                 frozen = stepped and name in added and name not in names.weights
                 module = name.rpartition(".")[0]
                 modules.setdefault(f"{module}: frozen" if frozen else module, []).append(name)
-        weights, rows = list[Layer](), list[Layer]()
+        weights = list[Layer]()
+        rows = list[Layer]()
         for number, (module, members) in enumerate(modules.items()):
             priority = len(modules) - number
             if own := tuple(name for name in members if name in added):
@@ -78,20 +85,32 @@ class Exchange:
         return cls(tuple(weights), tuple(rows), dtypes, num_workers, dict(names.aliases))
 
     def publish(
-        self, server: ParameterServer, parameters: Parameters, saved: Mapping[str, Any] | None = None
+        self,
+        server: ParameterServer,
+        parameters: Parameters,
+        saved: Mapping[str, Any] | None = None,
     ) -> None:
-        """Initialize the global parameters on an empty server; called once, before any worker connects.
+        """Initialize the global parameters on an empty server; called once, before any worker
+        connects.
 
-        With what ``save`` returned it continues from that, in double precision and with the optimizer's state.
+        With what ``save`` returned it continues from that, in double precision and with the
+        optimizer's state.
         """
         if saved is not None:
             for layer in (*self.weights, *self.rows):
                 server.load(layer.key, saved[layer.key], optimized=layer.stepped)
             return
         for layer in self.weights:
-            server.init(layer.key, [_wide(parameters[name]) for name in layer.names], optimized=layer.stepped)
+            server.init(
+                layer.key,
+                [_wide(parameters[name]) for name in layer.names],
+                optimized=layer.stepped,
+            )
         for layer in self.rows:
-            rows = [np.repeat(_wide(parameters[name])[None], self.num_workers, 0) for name in layer.names]
+            rows = [
+                np.repeat(_wide(parameters[name])[None], self.num_workers, 0)
+                for name in layer.names
+            ]
             server.init(layer.key, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def save(self, server: ParameterServer) -> dict[str, Any]:
@@ -99,9 +118,15 @@ class Exchange:
         return {layer.key: server.save(layer.key) for layer in (*self.weights, *self.rows)}
 
     def push_change(
-        self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float
+        self,
+        server: ParameterServer,
+        worker: int,
+        base: Parameters,
+        trained: Parameters,
+        share: float,
     ) -> None:
-        """Push the change of a worker relative to its base, weighted by ``share``; all shares sum to 1.
+        """Push the change of a worker relative to its base, weighted by ``share``; all shares sum
+        to 1.
 
         A server with an optimizer receives the negative change, as a gradient.
         Returns before everything is sent. With a share of 0 nothing is pushed.
@@ -110,7 +135,10 @@ class Exchange:
             return
         for layer in self.weights:
             before, after = (trained, base) if layer.stepped else (base, trained)
-            changes = [np.asarray(share * (_wide(after[name]) - _wide(before[name]))) for name in layer.names]
+            changes = [
+                np.asarray(share * (_wide(after[name]) - _wide(before[name])))
+                for name in layer.names
+            ]
             server.push(layer.key, changes, layer.priority)
         for layer in self.rows:
             rows = [np.asarray(array) for array in server.pull(layer.key, priority=layer.priority)]
@@ -121,7 +149,9 @@ class Exchange:
             server.push(layer.key, changes, layer.priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
-        """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or infinite."""
+        """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or
+        infinite.
+        """
         pulled: Parameters = {}
         for layer in self.weights:
             weights = server.pull(layer.key, priority=layer.priority)
@@ -132,7 +162,8 @@ class Exchange:
                 pulled[name] = _merged(shares, array, self.dtypes[name])
         pulled |= {name: pulled[own] for name, own in self.aliases.items()}
         stepped = any(layer.stepped for layer in self.weights)
-        with np.errstate(over="ignore" if stepped else "warn"):  # the error says more than the warning
+        # The error says more than the warning.
+        with np.errstate(over="ignore" if stepped else "warn"):
             narrow = {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
         if stepped:
             check_outer_step(narrow)
@@ -140,18 +171,25 @@ class Exchange:
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in double precision, in which differences of single-precision values are exact."""
-    return array.astype(np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.int64)
+    """Return the array in double precision, in which differences of single-precision values are
+    exact.
+    """
+    return array.astype(
+        np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.int64
+    )
 
 
 def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the weighted mean or the maximum of the rows with a share; without any, the initial values."""
+    """Return the weighted mean or the maximum of the rows with a share; without any, the initial
+    values.
+    """
     active = shares > 0
     if not active.any():
         return np.asarray(rows[0])
     if dtype.kind not in "fc":
         return np.asarray(rows[active].astype(dtype).max(axis=0))
-    # The weight of a single worker is exactly 1.0, so that its statistics are those of a plain loop.
+    # The weight of a single worker is exactly 1.0, so that its statistics are those of a plain
+    # loop.
     return np.asarray(np.tensordot(shares[active] / shares[active].sum(), rows[active], axes=1))
 
 
@@ -163,12 +201,20 @@ class ServerAddress:
     token: str = field(repr=False)
     exchange: Exchange
 
-    def connect(self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0) -> ParameterServer:
-        """Return a client; repeated calls of a client that reconnects under the same name are executed once."""
-        return parameter_server.connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
+    def connect(
+        self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0
+    ) -> ParameterServer:
+        """Return a client; repeated calls of a client that reconnects under the same name are
+        executed once.
+        """
+        return parameter_server.connect(
+            self.address, self.token, name=name, generation=generation, timeout=timeout
+        )
 
 
 def read_parameters(server_address: ServerAddress, measured: Sequence[Any]) -> Parameters:
-    """Return the global parameters; ``measured`` delays the task until all workers have pushed their changes."""
+    """Return the global parameters; ``measured`` delays the task until all workers have pushed
+    their changes.
+    """
     with server_address.connect() as server:
         return server_address.exchange.pull(server)

@@ -1,7 +1,9 @@
-"""Sources of the samples of a task, blocks or files: which rows a pass has, in which order, and on which device.
+"""Sources of the samples of a task, blocks or files: which rows a pass has, in which order, and on
+which device.
 
-Nothing else knows of rows: a ``Source`` opens passes, and ``PassSamples`` cuts the batches of one, whether it holds
-the rows of the whole block or of a part, on the CPU or, from task to task, on a GPU (``RowsOnGpus``).
+Nothing else knows of rows: a ``Source`` opens passes, and ``PassSamples`` cuts the batches of one,
+whether it holds the rows of the whole block or of a part, on the CPU or, from task to task, on a
+GPU (``RowsOnGpus``).
 """
 
 from abc import ABC, abstractmethod
@@ -32,24 +34,31 @@ Piece: TypeAlias = tuple[Block, ...]
 
 _Task = TypeVar("_Task", bound=Callable[..., Any])
 
-_FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
-_MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
+# Bytes read at a time: large enough to make the hand-over to another thread negligible.
+_FILE_CHUNK = 2**22
+# Bytes copied at a time: small enough to stay in the core's cache until they are put.
+_MEMORY_CHUNK = 2**18
 
 
 def rows_of(block_pass: BlockPass, job: Job) -> RowRange:
-    """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
-    start, size = block_pass.start, block_pass.size
+    """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole
+    pass.
+    """
+    start = block_pass.start
+    size = block_pass.size
     if job.row_seed is not None:
-        start, size = block_pass.first, block_pass.whole
+        start = block_pass.first
+        size = block_pass.whole
     return RowRange(block_pass.block, start, start + size)
 
 
 class PassSamples:
-    """The samples of a pass, numbered from 0 in the order of training, to be cut into batches for a device.
+    """The samples of a pass, numbered from 0 in the order of training, to be cut into batches for a
+    device.
 
-    ``held`` are the rows in ``columns``: at least those that the pass needs; ``None`` if these are the samples of
-    the pass, in their order. ``unread`` are the places of rows in the columns whose values mean nothing. Raises
-    ``ValueError`` if the columns lack rows.
+    ``held`` are the rows in ``columns``: at least those that the pass needs; ``None`` if these are
+    the samples of the pass, in their order. ``unread`` are the places of rows in the columns whose
+    values mean nothing. Raises ``ValueError`` if the columns lack rows.
     """
 
     def __init__(
@@ -61,12 +70,17 @@ class PassSamples:
         device: str = CPU,
         unread: NDArray[np.intp] = NO_ROWS,
     ) -> None:
-        self._columns, self._size, self._device = columns, block_pass.size, device
+        self._columns = columns
+        self._size = block_pass.size
+        self._device = device
         on_gpu = isinstance(columns[0], torch.Tensor) and is_gpu(columns[0].device.type)
         self._is_there = on_gpu or not is_gpu(device)
         """Whether the columns are on the device."""
-        self._first, self._order = 0, None
-        """The place of the first sample among the rows; the rows of all samples, unless they are in order."""
+        self._first = 0
+        self._order = None
+        """The place of the first sample among the rows; the rows of all samples, unless they are in
+        order.
+        """
         self.missing: NDArray[np.intp] = NO_ROWS
         """The samples that could not be read, which batches leave out."""
         if held is None:
@@ -90,9 +104,9 @@ class PassSamples:
     def cut(self, start: int, stop: int) -> Columns:
         """Return samples ``start`` to ``stop`` on the device, without those that are missing.
 
-        They are copies, so that in-place operations of the network do not change the block. A copy also has the
-        alignment of torch's own memory, wherever the block is; kernels may sum in another order for other
-        alignments.
+        They are copies, so that in-place operations of the network do not change the block. A copy
+        also has the alignment of torch's own memory, wherever the block is; kernels may sum in
+        another order for other alignments.
         """
         if self._order is None:
             rows = slice(self._first + start, self._first + stop)
@@ -106,24 +120,33 @@ class PassSamples:
         return columns if self._is_there else to_device(columns, self._device)
 
     def all(self) -> Columns:
-        """Return all samples that are not missing; unless they are shuffled, they share the memory of the rows."""
+        """Return all samples that are not missing; unless they are shuffled, they share the memory
+        of the rows.
+        """
         if self._order is not None or not self._is_there:
             return self.cut(0, self._size)
         return self.rows()
 
     def rows(self) -> Columns:
         """Return the rows of an unshuffled pass where they are, with those that are missing."""
-        return tuple([as_tensor(part[self._first : self._first + self._size]) for part in self._columns])
+        return tuple(
+            [as_tensor(part[self._first : self._first + self._size]) for part in self._columns]
+        )
 
 
 def _training_order(
     block_pass: BlockPass, job: Job, seed: int, columns: Sequence[Block], first: int
 ) -> NDArray[Any]:
-    """Return the shuffled order of a pass as row numbers of ``columns``; the whole pass begins at ``first``."""
-    place, whole = (seed, block_pass.epoch, block_pass.block), block_pass.whole
+    """Return the shuffled order of a pass as row numbers of ``columns``; the whole pass begins at
+    ``first``.
+    """
+    place = (seed, block_pass.epoch, block_pass.block)
+    whole = block_pass.whole
     if job.structure.bucketed:  # samples of similar lengths in each batch
         lengths = next(column.lengths for column in columns if isinstance(column, Ragged))
-        order = bucketed_order(lengths[first : first + whole].numpy(), job.batching.bounds(whole), *place)
+        order = bucketed_order(
+            lengths[first : first + whole].numpy(), job.batching.bounds(whole), *place
+        )
     else:
         order = row_order(*place, whole)
     return order[block_pass.skip : block_pass.skip + block_pass.size] + first
@@ -154,34 +177,47 @@ class Source(ABC):
     def open(
         self, block_passes: WorkerAssignment, device: str = CPU
     ) -> AbstractContextManager[Iterator[PassSamples | None]]:
-        """Return a context with an iterator over the samples of each pass, ``None`` for a file that is skipped.
+        """Return a context with an iterator over the samples of each pass, ``None`` for a file that
+        is skipped.
 
         The consumer must release them before it takes the next.
         """
 
     @contextmanager
     def wholes(self, block_passes: WorkerAssignment) -> Iterator[Iterator[Columns | None]]:
-        """Provide an iterator over all samples of each pass, on the CPU, to be used like those of ``open``."""
-        with self.open(block_passes) as opened:  # a loop would hold samples while the next ones are read
+        """Provide an iterator over all samples of each pass, on the CPU, to be used like those of
+        ``open``.
+        """
+        # A loop would hold samples while the next ones are read.
+        with self.open(block_passes) as opened:
             yield map(_all, opened)
 
     @contextmanager
     def pieces(self, block_passes: WorkerAssignment) -> Iterator[Iterator[Chunk | None]]:
-        """Provide an iterator over the rows of unshuffled passes for pools, to be used like those of ``open``."""
+        """Provide an iterator over the rows of unshuffled passes for pools, to be used like those
+        of ``open``.
+        """
         with self.open(block_passes) as opened:
             yield map(_chunk, opened)
 
     @abstractmethod
     def chunks(self, block_passes: WorkerAssignment) -> AbstractContextManager[Iterable[Columns]]:
-        """Return a context with an iterator over the samples of all passes on the CPU, some at a time."""
+        """Return a context with an iterator over the samples of all passes on the CPU, some at a
+        time.
+        """
 
     def measured(self) -> dict[str, Any]:
         """Return measurements of the reading, for the history."""
         return {}
 
-    def _on_gpu(self, device: str, held: RowRange | None, columns: Sequence[Block]) -> Columns | None:
-        """Return columns on a GPU, or ``None``; those that are the rows ``held`` of a block stay there."""
-        resident, dense = self.job.resident, [each for each in columns if not isinstance(each, Ragged)]
+    def _on_gpu(
+        self, device: str, held: RowRange | None, columns: Sequence[Block]
+    ) -> Columns | None:
+        """Return columns on a GPU, or ``None``; those that are the rows ``held`` of a block stay
+        there.
+        """
+        resident = self.job.resident
+        dense = [each for each in columns if not isinstance(each, Ragged)]
         if resident is None or len(dense) < len(columns) or not is_gpu(device):
             return None
         return rows_on_gpus().moved(resident, device, held, dense)
@@ -207,13 +243,17 @@ def blocks_by_column(values: Sequence[Any], number: int) -> list[Sequence[Block]
 def split_rows(
     blocks: Sequence[Any], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
 ) -> tuple[Piece, ...] | Piece:
-    """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total shuffle.
+    """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total
+    shuffle.
 
-    ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or tuples of all.
-    Returns a tuple of pieces, or the piece itself if there is only one.
+    ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or
+    tuples of all. Returns a tuple of pieces, or the piece itself if there is only one.
     """
     gathered = [gather(rows, starts, column) for column in blocks_by_column(blocks, len(starts))]
-    pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
+    pieces = tuple(
+        tuple(column[start:stop] for column in gathered)
+        for start, stop in pairwise(bounds.tolist())
+    )
     return pieces if len(pieces) > 1 else pieces[0]
 
 
@@ -224,26 +264,40 @@ class BlockSource(Source):
     columns: Sequence[Sequence[Block]]
 
     @contextmanager
-    def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples]]:
+    def open(
+        self, block_passes: WorkerAssignment, device: str = CPU
+    ) -> Iterator[Iterator[PassSamples]]:
         """Provide the samples; rows of blocks in memory are not copied.
 
         After the last pass of the last epoch the rows of the fit leave the GPU.
         """
         yield (self._open(block_pass, device) for block_pass in block_passes)
-        resident, last = self.job.resident, block_passes[-1] if is_gpu(device) and block_passes else None
-        if resident is not None and last is not None and last.epoch == resident.last_epoch and not last.rest:
+        resident = self.job.resident
+        last = block_passes[-1] if is_gpu(device) and block_passes else None
+        if (
+            resident is not None
+            and last is not None
+            and last.epoch == resident.last_epoch
+            and not last.rest
+        ):
             rows_on_gpus().release(resident.fit)
 
     def _open(self, block_pass: BlockPass, device: str) -> PassSamples:
         if block_pass.sample_numbers is not None:
             gathered = self._gathered(block_pass.sample_numbers)
-            return PassSamples(block_pass, self.job, None, self._on_gpu(device, None, gathered) or gathered, device)
+            return PassSamples(
+                block_pass, self.job, None, self._on_gpu(device, None, gathered) or gathered, device
+            )
         if is_gpu(device):
-            whole = RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
+            whole = RowRange(
+                block_pass.block, block_pass.first, block_pass.first + block_pass.whole
+            )
             if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
                 return PassSamples(block_pass, self.job, whole, resident, device)
         needed = rows_of(block_pass, self.job)
-        return PassSamples(block_pass, self.job, needed, [*map(as_tensor, self._stored(needed))], device)
+        return PassSamples(
+            block_pass, self.job, needed, [*map(as_tensor, self._stored(needed))], device
+        )
 
     def _stored(self, rows: RowRange) -> Piece:
         number = self.work.blocks.index(rows.file)
@@ -256,8 +310,8 @@ class BlockSource(Source):
     def chunks(self, block_passes: WorkerAssignment) -> Iterator[Iterable[Columns]]:
         """Provide copies of the samples in chunks, made ahead in a thread if blocks are files.
 
-        Copying rows that are in memory ahead of time would gain nothing and cost a tenth of the training of a small
-        network: copies move from core to core, and threads take turns.
+        Copying rows that are in memory ahead of time would gain nothing and cost a tenth of the
+        training of a small network: copies move from core to core, and threads take turns.
         """
         on_file = any(isinstance(block, np.memmap) for blocks in self.columns for block in blocks)
         sample_bytes = sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self.columns)
@@ -272,7 +326,8 @@ class BlockSource(Source):
     def _copies(self, block_passes: WorkerAssignment, step: int) -> Iterator[Callable[[], Columns]]:
         """Iterate over functions that each copy the next ``step`` samples."""
         for block_pass in block_passes:
-            needed, numbers = rows_of(block_pass, self.job), block_pass.sample_numbers
+            needed = rows_of(block_pass, self.job)
+            numbers = block_pass.sample_numbers
             if numbers is None:
                 copied = PassSamples(block_pass, self.job, needed, self._stored(needed)).cut
             for start in range(0, block_pass.size, step):
@@ -295,12 +350,15 @@ class FileSource(Source):
         """Number of samples in skipped files and rows."""
 
     @contextmanager
-    def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples | None]]:
+    def open(
+        self, block_passes: WorkerAssignment, device: str = CPU
+    ) -> Iterator[Iterator[PassSamples | None]]:
         """Provide the samples, file by file."""
         rows = [rows_of(block_pass, self.job) for block_pass in block_passes]
         opened = partial(self._open, device)
         with self._loader.open(rows) as read:
-            yield map(opened, block_passes, rows, read)  # holds no reference while the next file is read
+            # Holds no reference while the next file is read.
+            yield map(opened, block_passes, rows, read)
 
     def _open(
         self, device: str, block_pass: BlockPass, rows: RowRange, read: FileRows | None
@@ -327,7 +385,9 @@ class FileSource(Source):
 
 
 def retry_without_gpu_rows(function: _Task) -> _Task:
-    """Call a task again without rows that stay on the GPU if it has too little memory beside them."""
+    """Call a task again without rows that stay on the GPU if it has too little memory beside
+    them.
+    """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,13 @@
-"""What a worker keeps from task to task: ``WorkerState``, the state of its optimizer and its own buffers.
+"""What a worker keeps from task to task: ``WorkerState``, the state of its optimizer and its own
+buffers.
 
-Its own buffers are the ones outside the network's state_dict (``persistent=False``). They are neither merged nor
-part of the global parameters: each worker keeps them from round to round, like the model in a plain loop; a new
-worker starts with the buffers of the network given to ``build``.
+Its own buffers are the ones outside the network's state_dict (``persistent=False``). They are
+neither merged nor part of the global parameters: each worker keeps them from round to round, like
+the model in a plain loop; a new worker starts with the buffers of the network given to ``build``.
 
-``optimizer_state="average"`` merges optimizer states as named arrays. Momentum buffers, Adam's moments and the
-numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of the parameter and torch's name of the
-value.
+``optimizer_state="average"`` merges optimizer states as named arrays. Momentum buffers, Adam's
+moments and the numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of the
+parameter and torch's name of the value.
 """
 
 import copy
@@ -30,7 +31,9 @@ from compss_train.model.parameters import Parameters, to_arrays
 
 @dataclass(frozen=True, slots=True)
 class WorkerState(PickledByFields):
-    """What a worker keeps from task to task: the states of its optimizer and its random number generators."""
+    """What a worker keeps from task to task: the states of its optimizer and its random number
+    generators.
+    """
 
     optimizer: dict[str, Any] | None
     """The optimizer's state_dict; ``None`` makes a new optimizer."""
@@ -49,14 +52,21 @@ class WorkerState(PickledByFields):
     callbacks: dict[str, Any] | None = None
     """The states of worker callbacks, by their names."""
     skipped: bool = False
-    """Whether the last task skipped batches that were not finite, so that the next one reads each batch's flag."""
+    """Whether the last task skipped batches that were not finite, so that the next one reads each
+    batch's flag.
+    """
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> Self:
-        """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
+        """Return this state with other options of the optimizer's parameter groups, such as
+        ``lr``.
+        """
         if self.optimizer is None:
             return self
         saved = self.optimizer["param_groups"]  # callbacks may have added some at the end
-        groups = [{**group, **changed} for group, changed in zip(saved, chain(options, repeat({})), strict=False)]
+        groups = [
+            {**group, **changed}
+            for group, changed in zip(saved, chain(options, repeat({})), strict=False)
+        ]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
 
@@ -75,15 +85,21 @@ class CarriedBuffer:
 
 
 def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Return CPU copies of the worker's own buffers that differ from those of ``before``, or ``None``.
+    """Return CPU copies of the worker's own buffers that differ from those of ``before``, or
+    ``None``.
 
     Constants, such as masks, are therefore not kept; nor are sparse tensors.
     """
-    buffers, changed = _own_buffers(net), {}
+    buffers = _own_buffers(net)
+    changed = {}
     initial = _own_buffers(before) if buffers else {}
     for name, new in zip(buffers, to_host(buffers.values()), strict=True):
         old = initial.get(name)
-        if old is None or (old.shape, old.dtype) != (new.shape, new.dtype) or not torch.equal(old.cpu(), new):
+        if (
+            old is None
+            or (old.shape, old.dtype) != (new.shape, new.dtype)
+            or not torch.equal(old.cpu(), new)
+        ):
             changed[name] = new.clone()
     return changed or None
 
@@ -91,7 +107,8 @@ def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor
 def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, device: str) -> None:
     """Set a network's own buffers on ``device`` to copies of saved ones; unknown names are ignored.
 
-    A buffer of the same shape and dtype keeps its memory, so that tensors sharing it continue to do so.
+    A buffer of the same shape and dtype keeps its memory, so that tensors sharing it continue to do
+    so.
     """
     modules = dict(net.named_modules(remove_duplicate=False)) if saved else {}
     for name, value in (saved or {}).items():
@@ -135,22 +152,29 @@ def load_moments(optimizer: torch.optim.Optimizer, moments: Parameters) -> None:
     for name, array in moments.items():
         number, _, key = name.removeprefix(_PREFIX).partition(".")
         states.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
-    load_optimizer(optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    load_optimizer(
+        optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load copies of what a state_dict holds: optimizers update loaded tensors in place, tasks no arguments.
+    """Load copies of what a state_dict holds: optimizers update loaded tensors in place, tasks no
+    arguments.
 
-    Torch's ``load_state_dict`` would wait for the GPU at each tensor, so that they go there before. It would also
-    move NAdam's products there, for which each step would wait; like counts of steps they belong on the CPU.
+    Torch's ``load_state_dict`` would wait for the GPU at each tensor, so that they go there before.
+    It would also move NAdam's products there, for which each step would wait; like counts of steps
+    they belong on the CPU.
     """
     targets: dict[int, str] = {}
     products = []
-    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares them
+    # Torch compares them.
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):
         scalars = () if saved.get("fused") or saved.get("capturable") else ("step", "mu_product")
         for number, parameter in zip(saved["params"], group["params"], strict=False):
             values = state["state"].get(number, {})
-            for leaf in leaves({name: each for name, each in values.items() if name not in scalars}):
+            for leaf in leaves(
+                {name: each for name, each in values.items() if name not in scalars}
+            ):
                 targets[id(leaf)] = str(parameter.device)
             if "mu_product" in scalars and "mu_product" in values:
                 products.append((number, parameter))
@@ -172,7 +196,8 @@ _AVERAGE = "average/"
 
 
 class StepAverage:
-    """The average of a network's parameters after each step, by the rule of ``torch.optim.swa_utils``.
+    """The average of a network's parameters after each step, by the rule of
+    ``torch.optim.swa_utils``.
 
     It continues ``averaged``, or begins with a copy after the first step.
     """
@@ -181,7 +206,9 @@ class StepAverage:
         entries = net.state_dict(keep_vars=True).items()
         own = {name: each.detach() for name, each in entries if isinstance(each, nn.Parameter)}
         self._parameters = {
-            name: each for name, each in own.items() if each.is_floating_point() or each.is_complex()
+            name: each
+            for name, each in own.items()
+            if each.is_floating_point() or each.is_complex()
         }
         self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average: list[torch.Tensor] | None = None
@@ -203,14 +230,22 @@ class StepAverage:
         """Return the average by name, or nothing before the first step."""
         if self._average is None:
             return {}
-        return to_arrays(dict(zip([_AVERAGE + name for name in self._parameters], self._average, strict=True)))
+        return to_arrays(
+            dict(zip([_AVERAGE + name for name in self._parameters], self._average, strict=True))
+        )
 
 
 def split_moments(merged: Parameters) -> tuple[Parameters, Parameters, Parameters]:
-    """Return the parameters, the moments and the averages by steps of arrays that contain all of them."""
+    """Return the parameters, the moments and the averages by steps of arrays that contain all of
+    them.
+    """
     moments = {name: array for name, array in merged.items() if name.startswith(_PREFIX)}
     averages = {name: array for name, array in merged.items() if name.startswith(_AVERAGE)}
-    plain = {name: array for name, array in merged.items() if name not in moments and name not in averages}
+    plain = {
+        name: array
+        for name, array in merged.items()
+        if name not in moments and name not in averages
+    }
     return plain, moments, {name.removeprefix(_AVERAGE): array for name, array in averages.items()}
 
 
@@ -219,7 +254,8 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
 
     A copy of the network makes one step with gradients of zero.
     """
-    own, reason = copy.deepcopy(net), None
+    own = copy.deepcopy(net)
+    reason = None
     optimizer = make_optimizer(factory, own)
     try:
         _step_with_zeros(optimizer)
@@ -231,8 +267,9 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
                 reason = f"it keeps {name!r} as a {type(value).__name__}"
     if reason is not None:
         raise ValueError(
-            f"optimizer_state='average' averages tensors, of dense gradients, which {type(optimizer).__name__} "
-            f"does not keep: {reason}; take optimizer_state='keep' or 'reset', or another optimizer"
+            "optimizer_state='average' averages tensors, of dense gradients, which "
+            f"{type(optimizer).__name__} does not keep: {reason}; take optimizer_state='keep' or "
+            "'reset', or another optimizer"
         )
 
 
@@ -245,9 +282,11 @@ def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
 
 
 def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
-    """Return the bytes of the optimizer's state after a step; 0 if that follows from gradients, as LBFGS's does.
+    """Return the bytes of the optimizer's state after a step; 0 if that follows from gradients, as
+    LBFGS's does.
 
-    A copy of the network without memory, on torch's device ``"meta"``, makes a step with gradients of zero.
+    A copy of the network without memory, on torch's device ``"meta"``, makes a step with gradients
+    of zero.
     """
     memo: dict[int, Any] = {
         id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
@@ -259,7 +298,9 @@ def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
             group["fused"] = None  # it does not know the device
         _step_with_zeros(optimizer)
         return sum(
-            leaf.nbytes for leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, torch.Tensor)
+            leaf.nbytes
+            for leaf in leaves(optimizer.state_dict()["state"])
+            if isinstance(leaf, torch.Tensor)
         )
     return 0
 
@@ -274,8 +315,11 @@ def on_host(state: dict[str, Any]) -> dict[str, Any]:
 _NUMBERS = (bool, int, float, str)
 
 
-def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a state_dict with the function applied to each tensor, once if a tensor occurs twice.
+def with_tensors(
+    function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a copy of a state_dict with the function applied to each tensor, once if a tensor
+    occurs twice.
 
     Deepcopy would take several times as long for dicts, lists and numbers.
     """

@@ -15,7 +15,9 @@ MOST_BATCHES = 100
 
 
 class Tracer:
-    """Context manager in which ``torch.profiler`` traces a task, up to the last of its first batches."""
+    """Context manager in which ``torch.profiler`` traces a task, up to the last of its first
+    batches.
+    """
 
     def __init__(self, device: str) -> None:
         kinds = [profiler.ProfilerActivity.CPU]
@@ -35,7 +37,9 @@ class Tracer:
         self._runs = False
 
     def labelled(self, batches: Iterator[_Batch], first: int) -> Iterator[_Batch]:
-        """Iterate over batches; what is done with each has its number in the trace, counted from ``first``."""
+        """Iterate over batches; what is done with each has its number in the trace, counted from
+        ``first``.
+        """
         for number, batch in enumerate(batches, first):
             if number < first + MOST_BATCHES:
                 with profiler.record_function(f"batch {number}"):

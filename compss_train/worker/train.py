@@ -1,8 +1,8 @@
 """The tasks that train: one worker in one round, or several one after another.
 
-Workers of one task load what they share once. The task also does their part of the merge: it returns one sum for
-any number of workers. Each worker trains as it would in its own task, from the same parameters and with its own
-state, so that its results have the same bits.
+Workers of one task load what they share once. The task also does their part of the merge: it
+returns one sum for any number of workers. Each worker trains as it would in its own task, from the
+same parameters and with its own state, so that its results have the same bits.
 """
 
 import time
@@ -22,7 +22,13 @@ from compss_train.worker.batches import cut_batches, prepared
 from compss_train.worker.learner import Learner
 from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.source import retry_without_gpu_rows, source_of
-from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
+from compss_train.worker.state import (
+    CarriedBuffer,
+    GroupState,
+    WorkerState,
+    moments_of,
+    split_moments,
+)
 from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Job, Work
 
@@ -31,7 +37,9 @@ class Result(NamedTuple):
     """The result of one worker's work in one round."""
 
     parameters: Contribution
-    """The new parameters (with the moments if these are averaged as well), or their compressed changes."""
+    """The new parameters (with the moments if these are averaged as well), or their compressed
+    changes.
+    """
     state: WorkerState
     measured: Measured
 
@@ -46,65 +54,94 @@ def train_one(
     moments: Parameters | None = None,
     averaged: Parameters | None = None,
 ) -> Result:
-    """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
+    """Train a model copy on the batches of a worker; accumulated gradients are applied at the end
+    of each epoch.
 
-    ``values`` are the blocks or pieces that ``work`` describes, ``moments`` the optimizer state for a worker that
-    has none, and ``averaged`` the average that it continues by steps. The random state is left as the training ends
-    with it.
+    ``values`` are the blocks or pieces that ``work`` describes, ``moments`` the optimizer state for
+    a worker that has none, and ``averaged`` the average that it continues by steps. The random
+    state is left as the training ends with it.
 
-    With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
-    the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
+    With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all
+    batches, and reads at the end whether they were finite. If they were not, it trains again, and
+    reads each batch's flag.
     """
-    liveness.describe(f"{work.name}, which compiles its network," if job.spec.compile else work.name)
-    started, began = time.time(), time.perf_counter()
+    liveness.describe(
+        f"{work.name}, which compiles its network," if job.spec.compile else work.name
+    )
+    started = time.time()
+    began = time.perf_counter()
     set_random_state(state.random, work.device)
     learner = Learner(job, parameters, state, work, moments, averaged)
-    source, buffer = source_of(job, work, values), CarriedBuffer(state.sample_buffer)
+    source = source_of(job, work, values)
+    buffer = CarriedBuffer(state.sample_buffer)
     batches = prepared(cut_batches(source, work.device, buffer), learner, job)
     tracer = Tracer(work.device) if work.traced else None
     try:
         with tracer or nullcontext():
-            drawn = learner.learn_all(batches if tracer is None else tracer.labelled(batches, state.batches))
+            drawn = learner.learn_all(
+                batches if tracer is None else tracer.labelled(batches, state.batches)
+            )
     except Exception:  # possibly of a loss or hook that was given NaN
         if learner.finite:
             raise
     if not learner.finite:
         del learner, batches  # as they may fill the GPU
-        result = train_one(job, parameters, replace(state, skipped=True), work, values, moments, averaged)
+        result = train_one(
+            job, parameters, replace(state, skipped=True), work, values, moments, averaged
+        )
         result.measured.started, result.measured.seconds = started, time.perf_counter() - began
         return result
     measured = learner.measured()
     vars(measured).update(source.measured())
     measured.trace = None if tracer is None else tracer.trace()
     if job.reader is not None and job.reader.is_stream:
-        measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
-    elif work.draws is not None and job.buffer is not None:  # a reservoir's repetitions do not count
-        measured.planned_samples = drawn if job.buffer.draws_in_step else min(drawn, work.draws.samples)
+        measured.planned_samples = drawn
+        measured.unread_samples = max(0, work.samples - drawn)
+    elif (
+        work.draws is not None and job.buffer is not None
+    ):  # a reservoir's repetitions do not count
+        measured.planned_samples = (
+            drawn if job.buffer.draws_in_step else min(drawn, work.draws.samples)
+        )
     else:
-        measured.planned_samples = sum(each.size for each in work.block_passes) - measured.unread_samples
+        measured.planned_samples = (
+            sum(each.size for each in work.block_passes) - measured.unread_samples
+        )
     if measured.skipped_batches and not measured.batches:
         raise DivergedError(
-            f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
-            "so nothing was trained; lower the learning rate, or check the data"
+            f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches "
+            f"of {work.name}, so nothing was trained; lower the learning rate, or check the data"
         )
     trained = learner.finish(measured)
     if job.optimizer_state == "average":
         trained |= moments_of(learner.optimizer)
     trained |= learner.averaged()
-    sent, error = _compressed(job, work, {**parameters, **(moments or {})}, trained, state, measured)
-    after = learner.state(sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
+    sent, error = _compressed(
+        job, work, {**parameters, **(moments or {})}, trained, state, measured
+    )
+    after = learner.state(
+        sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0
+    )
     if job.optimizer_state == "average":
         after = replace(after, optimizer=None)
-    measured.started, measured.seconds = started, time.perf_counter() - began
+    measured.started = started
+    measured.seconds = time.perf_counter() - began
     return Result(sent, after, measured)
 
 
 def _compressed(
-    job: Job, work: Work, before: Parameters, after: Parameters, state: WorkerState, measured: Measured
+    job: Job,
+    work: Work,
+    before: Parameters,
+    after: Parameters,
+    state: WorkerState,
+    measured: Measured,
 ) -> tuple[Contribution, Parameters | None]:
-    """Return the contribution to the merge (changes with ``Merge(dtype=...)``) and the new compression error.
+    """Return the contribution to the merge (changes with ``Merge(dtype=...)``) and the new
+    compression error.
 
-    A worker without samples does not contribute, so its error is unchanged. Moments decay and need no feedback.
+    A worker without samples does not contribute, so its error is unchanged. Moments decay and need
+    no feedback.
     """
     dtype = job.dtype
     if dtype is None or not measured.planned_samples:
@@ -113,7 +150,8 @@ def _compressed(
     bad = None if job.spec.gradients.on_nan == "ignore" else first_not_finite(errors)
     if bad is not None:
         raise DivergedError(
-            f"the change of {bad!r} in {work.name} is too large for Merge(dtype={dtype!r}); lower the learning rate"
+            f"the change of {bad!r} in {work.name} is too large for Merge(dtype={dtype!r}); "
+            "lower the learning rate"
         )
     moments = split_moments(after)[1]
     return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
@@ -129,17 +167,21 @@ def train_group(
     averaged: Parameters | None = None,
     measured_apart: bool = False,
 ) -> tuple[PartialSum, GroupState] | tuple[PartialSum, GroupState, list[Measured]]:
-    """Train workers one after another, each from ``parameters``; the other arguments are as in ``train_one``.
+    """Train workers one after another, each from ``parameters``; the other arguments are as in
+    ``train_one``.
 
-    ``values`` are the blocks of all workers. Returns the sum of their results, with their measurements, and the new
-    states of the group; with ``measured_apart`` also the measurements, which may be read before the sum is merged.
+    ``values`` are the blocks of all workers. Returns the sum of their results, with their
+    measurements, and the new states of the group; with ``measured_apart`` also the measurements,
+    which may be read before the sum is merged.
     """
     sums: list[PartialSum] = []
     after = [*states]
     with kept_random_state(works[0].device):
         for work in works:
             number = work.index_in_group
-            trained, after[number], own = train_one(job, parameters, after[number], work, values, moments, averaged)
+            trained, after[number], own = train_one(
+                job, parameters, after[number], work, values, moments, averaged
+            )
             count = own.planned_samples if job.may_skip else work.samples
             sums = _with_complete_nodes(
                 [*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker
@@ -158,26 +200,34 @@ def train_worker(
     server_address: ServerAddress | None = None,
     samples: int = 0,
 ) -> tuple[Contribution, GroupState, list[Measured]]:
-    """Train the only worker of a group that has samples, and return its own result, to be merged with no others.
+    """Train the only worker of a group that has samples, and return its own result, to be merged
+    with no others.
 
-    With ``server_address`` it pushes its change to a parameter server, and returns the global parameters instead;
-    ``samples`` is then the number of samples of all workers in the round. A task that runs again after its process
-    died connects as the same client, so that changes that had already arrived are not added twice.
+    With ``server_address`` it pushes its change to a parameter server, and returns the global
+    parameters instead; ``samples`` is then the number of samples of all workers in the round. A
+    task that runs again after its process died connects as the same client, so that changes that
+    had already arrived are not added twice.
     """
     (work,) = works
-    after, number = [*states], work.index_in_group
+    after = [*states]
+    number = work.index_in_group
     with kept_random_state(work.device):
-        trained, after[number], own = train_one(job, parameters, after[number], work, values, moments)
+        trained, after[number], own = train_one(
+            job, parameters, after[number], work, values, moments
+        )
     if server_address is not None:
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
-            exchange, share = server_address.exchange, own.planned_samples / samples
+            exchange = server_address.exchange
+            share = own.planned_samples / samples
             exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
             trained = dict(exchange.pull(server))
     return trained, tuple(after), [own]
 
 
 def _with_complete_nodes(sums: list[PartialSum], worker: int) -> list[PartialSum]:
-    """Add up the nodes that this worker completes, so that few versions of the parameters are in memory."""
+    """Add up the nodes that this worker completes, so that few versions of the parameters are in
+    memory.
+    """
     size = 2
     while (worker + 1) % size == 0 and len(sums) > 1:
         start = worker + 1 - size

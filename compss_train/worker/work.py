@@ -40,7 +40,8 @@ class Residency:
 class Job:
     """What the tasks of a fit or an evaluation have in common; it is published once.
 
-    It says what is trained, how samples are read and cut into batches, and how workers train on them.
+    It says what is trained, how samples are read and cut into batches, and how workers train on
+    them.
     """
 
     spec: TrainingSpec
@@ -49,7 +50,9 @@ class Job:
     batching: Batching
     """How blocks are cut into batches."""
     row_seed: int | None = None
-    """Seed of the order of rows within a block; ``None`` to keep their order, also for pools to mix."""
+    """Seed of the order of rows within a block; ``None`` to keep their order, also for pools to
+    mix.
+    """
     pools: Pools | None = None
     """The pools of a partial shuffle, or ``None``."""
     buffer: BufferSpec | None = None
@@ -72,20 +75,27 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Work(PickledByFields):
-    """What one worker does in one round. No task changes it; not frozen, as the coordinator makes thousands."""
+    """What one worker does in one round. No task changes it; not frozen, as the coordinator makes
+    thousands.
+    """
 
     block_passes: WorkerAssignment = ()
-    """The passes over blocks that the worker makes, or what it puts into a buffer for its ``draws``."""
+    """The passes over blocks that the worker makes, or what it puts into a buffer for its
+    ``draws``.
+    """
     round: int = 0
     worker: int = 0
     index_in_group: int = 0
     """The worker's index within its group, whose states are one value."""
     device: str = "cpu"
     blocks: tuple[int, ...] = ()
-    """The numbers of the blocks among the task's values: blocks of x, then of y and of weights in the same order,
-    or blocks with all columns. Empty if the values are pieces of blocks, with all columns."""
+    """The numbers of the blocks among the task's values: blocks of x, then of y and of weights in
+    the same order, or blocks with all columns. Empty if the values are pieces of blocks, with all
+    columns."""
     starts: tuple[int, ...] = ()
-    """Number of the first sample of each block or piece if passes list their samples; else empty."""
+    """Number of the first sample of each block or piece if passes list their samples; else
+    empty.
+    """
     files: FilePart | None = None
     """The files of all workers of the task, instead of values."""
     draws: Draws | None = None
@@ -93,7 +103,9 @@ class Work(PickledByFields):
     hyperparameters: Mapping[int, TimedHyperparameters] | None = None
     """The optimizer's hyperparameters by epoch; ``None`` without a learning-rate schedule."""
     check_outputs: bool = False
-    """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
+    """Whether to check the outputs of the first batch against the loss, as in the first round of a
+    fit.
+    """
     traced: bool = False
     """Whether ``torch.profiler`` traces the worker."""
     name: str = ""
@@ -108,4 +120,8 @@ class Work(PickledByFields):
     @property
     def samples(self) -> int:
         """Number of samples to train on."""
-        return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.block_passes)
+        return (
+            self.draws.samples
+            if self.draws
+            else sum(block_pass.size for block_pass in self.block_passes)
+        )

@@ -38,8 +38,12 @@ def test_the_existing_file_stays_if_writing_fails(tmp_path):
     path.write_text("before")
     with pytest.raises(UnicodeEncodeError), atomic_path(path) as temporary:
         temporary.write_text("half\ud800", encoding="utf-8")
-    full = OSError(errno.ENOSPC, "No space left on device")  # as writing to an open file raises it: without a name
-    for error, message in ((full, "No space left"), (OSError("9 requested and 5 written"), "is the disk full?")):
+    # As writing to an open file raises it: without a name.
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for error, message in (
+        (full, "No space left"),
+        (OSError("9 requested and 5 written"), ("is the disk full?")),
+    ):
         with pytest.raises(OSError, match=message) as caught, atomic_path(path):
             raise error
         assert caught.value.filename == str(path)
@@ -49,7 +53,9 @@ def test_the_existing_file_stays_if_writing_fails(tmp_path):
 
 def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
     with (
-        pytest.raises(FileNotFoundError, match=r"missing does not exist; create it.*missing/plot\.png"),
+        pytest.raises(
+            FileNotFoundError, match=r"missing does not exist; create it.*missing/plot\.png"
+        ),
         atomic_path(tmp_path / "missing" / "plot.png"),
     ):
         pass
@@ -67,7 +73,9 @@ sys.stdin.read()
 
 
 def assert_held(folder, by):
-    with pytest.raises(BlockingIOError, match=rf"process {by} on \S+ is writing to this folder; wait") as caught:
+    with pytest.raises(
+        BlockingIOError, match=rf"process {by} on \S+ is writing to this folder; wait"
+    ) as caught:
         FolderLock(folder).acquire()
     assert caught.value.filename == str(folder)
 
@@ -84,7 +92,9 @@ def test_the_lock_is_exclusive(tmp_path):
 
 
 def test_a_killed_program_releases_the_lock(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdin=-1, stdout=-1) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=-1, stdout=-1
+    ) as holder:
         assert holder.stdout.readline() == b"held\n"
         assert_held(tmp_path, holder.pid)
         holder.kill()
@@ -109,7 +119,9 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path):
 
 
 def test_one_of_many_threads_holds_the_lock_at_any_time(tmp_path):
-    holders, most, refused = [], [], []
+    holders = []
+    most = []
+    refused = []
 
     def want(number):
         for _ in range(200):
@@ -177,7 +189,9 @@ def test_nothing_is_written_where_space_cannot_be_reserved(tmp_path, monkeypatch
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     monkeypatch.setattr(os, "posix_fallocate", emulated)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=9, f_bavail=2, f_frsize=512))
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: SimpleNamespace(f_blocks=9, f_bavail=2, f_frsize=512)
+    )
     files.check_space(tmp_path, 1024)
     with pytest.raises(OSError, match="No space left") as caught:
         files.check_space(tmp_path, 1025)
@@ -252,7 +266,8 @@ def stored():
     ids=["TemporaryFolder", "StoreFolders"],
 )
 def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remove):
-    left, first = abandoned(parent), new()
+    left = abandoned(parent)
+    first = new()
     assert not left.exists()
     second = new()
     assert len(os.listdir(parent)) == 2
@@ -271,8 +286,11 @@ print(*folders.paths, flush=True)
 os.kill(os.getpid(), 9)
 """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert (killed.returncode, killed.stderr) == (-9, "")  # the tracker has ended, too, as it holds the pipe
+    killed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    # The tracker has ended, too, as it holds the pipe.
+    assert (killed.returncode, killed.stderr) == (-9, "")
     assert not any(map(os.path.exists, killed.stdout.split()))
 
 

@@ -1,4 +1,6 @@
-"""The private names of others that the package uses: this list is what to look at when a new release breaks it."""
+"""The private names of others that the package uses: this list is what to look at when a new
+release breaks it.
+"""
 
 import re
 from pathlib import Path
@@ -57,7 +59,9 @@ def test_the_list_is_complete():
 def test_no_other_module_imports_private_names_of_others():
     of_others = re.compile(r"^ *(from|import) (?!compss_train|__future__).*\b_\w", re.MULTILINE)
     modules = Path(compss_train.__file__).parent.rglob("*.py")
-    assert [path.name for path in modules if of_others.search(path.read_text())] == ["private_names.py"]
+    assert [path.name for path in modules if of_others.search(path.read_text())] == [
+        "private_names.py"
+    ]
 
 
 @pytest.mark.parametrize("name", OWNERS)

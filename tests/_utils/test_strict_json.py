@@ -16,7 +16,9 @@ VALUES = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=5).filter(lambda t: t not in strict_json.NOT_FINITE),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -38,7 +40,9 @@ def test_what_earlier_versions_wrote_is_read(value):
 
 
 def test_others_are_converted_first():
-    text = strict_json.dumps({"a": np.float32("inf"), "b": np.array([1, np.nan])}, lambda value: value.tolist())
+    text = strict_json.dumps(
+        {"a": np.float32("inf"), "b": np.array([1, np.nan])}, lambda value: value.tolist()
+    )
     assert text == '{"a": "Infinity", "b": [1.0, "NaN"]}'
     with pytest.raises(TypeError):
         strict_json.dumps({"a": math.nan, "b": object()})

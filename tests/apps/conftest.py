@@ -23,7 +23,9 @@ APP_MODULES = {path.stem for path in APPS.glob("*.py")}
 
 @pytest.fixture
 def one_thread(monkeypatch):
-    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
+    """Small networks gain nothing from more, which wait for each other long where cores are
+    shared.
+    """
     threads = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes that tests start
     torch.set_num_threads(1)
@@ -33,7 +35,9 @@ def one_thread(monkeypatch):
 
 @pytest.fixture
 def modules(monkeypatch):
-    """Let the apps' modules be imported, and leave nothing of them behind: benchmarks may have such names, too."""
+    """Let the apps' modules be imported, and leave nothing of them behind: benchmarks may have such
+    names, too.
+    """
     others = {name: sys.modules.pop(name) for name in APP_MODULES if name in sys.modules}
     monkeypatch.syspath_prepend(APPS)
     yield
@@ -60,7 +64,9 @@ def here(modules, monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def ctrl_c_when():
-    """Press Ctrl-C in this process once a condition holds; tests of the trainer press it for workers too."""
+    """Press Ctrl-C in this process once a condition holds; tests of the trainer press it for
+    workers too.
+    """
     threads = []
 
     def press(condition):

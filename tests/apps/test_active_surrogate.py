@@ -20,7 +20,9 @@ class Decay:
 
     ended: Path
     bounds = ((0.0, 1.0),) * 5
-    simulations, batches, points = 20, 3, 1
+    simulations = 20
+    batches = 3
+    points = 1
 
     def fields(self, parameters):
         for t in np.linspace(0, 1, 20):

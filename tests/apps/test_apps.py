@@ -24,7 +24,9 @@ def test_digits_prints_what_it_reached_and_writes_history_and_parameters(here, t
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # no progress bar where nobody watches
     assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 95
-    assert re.search(r"[\d,]+ samples/s over all .* in the best round; 2 workers, 1 thread each", done.stdout)
+    assert re.search(
+        r"[\d,]+ samples/s over all .* in the best round; 2 workers, 1 thread each", done.stdout
+    )
     output = tmp_path / "runs" / "digits"
     assert [record["epoch"] for record in history(output)] == list(range(1, 16))
     assert parameters.load(output / "parameters.safetensors")["0.weight"].shape == (128, 64)
@@ -57,7 +59,9 @@ def test_missing_data_say_how_to_get_them(here, images, tmp_path):
     advice = ("apt install dataset-fashion-mnist", "--data")
     assert_one_line_error(here("fashion_mnist", "--data", missing), str(missing), *advice)
     (images / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert_one_line_error(here("fashion_mnist", "--data", images), "t10k-labels-idx1-ubyte.gz", *advice)
+    assert_one_line_error(
+        here("fashion_mnist", "--data", images), "t10k-labels-idx1-ubyte.gz", *advice
+    )
 
 
 def broken(content):
@@ -101,13 +105,17 @@ def test_wrong_options_are_errors_of_the_command_line(here, tmp_path):
 def test_more_workers_than_blocks_is_a_warning_of_one_line(here):
     with pytest.warns(UserWarning, match="3 workers share 2 blocks"):
         assert here("digits", *QUICK, "--workers", 3, "--blocks", 2).returncode == 0
-    assert warnings.formatwarning(UserWarning("look out"), UserWarning, "common.py", 1) == "warning: look out\n"
+    assert warnings.formatwarning(UserWarning("look out"), UserWarning, "common.py", 1) == (
+        "warning: look out\n"
+    )
 
 
 def test_ctrl_c_ends_with_a_short_message(here, ctrl_c_when, tmp_path):
     written = tmp_path / "history.jsonl"
     ctrl_c_when(lambda: written.exists() and len(history(tmp_path)) >= 4)
-    done = here("digits", "--engine", "serial", "--epochs", 100_000, "--workers", 1, "--output", tmp_path)
+    done = here(
+        "digits", "--engine", "serial", "--epochs", 100_000, "--workers", 1, "--output", tmp_path
+    )
     assert done.returncode == INTERRUPTED
     message = r"compss_train: fit interrupted by Ctrl-C; last complete round: \d+\ninterrupted\n"
     assert re.fullmatch(message, done.stderr)
@@ -117,6 +125,11 @@ def test_ctrl_c_ends_with_a_short_message(here, ctrl_c_when, tmp_path):
 
 def test_help_lists_the_options_with_their_defaults(here):
     text = " ".join(here("fashion_mnist", "--help").stdout.split())
-    for option, default in {"--lr": "0.05", "--workers": "2", "--blocks": "4 a worker", "--model": "mlp"}.items():
+    for option, default in {
+        "--lr": "0.05",
+        "--workers": "2",
+        "--blocks": "4 a worker",
+        "--model": "mlp",
+    }.items():
         assert re.search(rf"{option} .*?\(default: {re.escape(default)}\)", text)
     assert "/usr/share/datasets/fashion-mnist" in text

@@ -25,7 +25,9 @@ def demo(here, monkeypatch, tmp_path):
 
 def rows(text):
     """Return the table's rows by the buffer's name."""
-    found = re.findall(r"^(\S.*?) {2,}([\d.]+)% +([\d,]+) +([\d.]+) +([\d.]+)%$", text, re.MULTILINE)
+    found = re.findall(
+        r"^(\S.*?) {2,}([\d.]+)% +([\d,]+) +([\d.]+) +([\d.]+)%$", text, re.MULTILINE
+    )
     return {name: tuple(float(cell.replace(",", "")) for cell in cells) for name, *cells in found}
 
 

@@ -29,7 +29,10 @@ def app(here, monkeypatch):
 
 
 def history(folder, method, seed=0):
-    return [json.loads(line) for line in (folder / f"history-{method}-{seed}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / f"history-{method}-{seed}.jsonl").read_text().splitlines()
+    ]
 
 
 def rows(text):
@@ -56,7 +59,8 @@ def test_methods_are_compared(forked_processes, app, tmp_path):
         records = history(tmp_path, method)
         assert records[-1]["total_batches"] == row["batches"]
         assert records[-1]["elapsed"] == row["seconds"]
-    (seen,), (stored,) = report["methods"]["Reservoir"], report["methods"]["offline"]
+    (seen,) = report["methods"]["Reservoir"]
+    (stored,) = report["methods"]["offline"]
     assert stored["simulations"] == seen["simulations"]
     trained = history(tmp_path, "FIFO")[-1]["repetitions"]
     assert trained[1] == sum(trained[1:]) == 600
@@ -72,7 +76,10 @@ def test_seeds_are_repetitions_with_other_networks_and_simulations(app, tmp_path
     assert (first["seed"], second["seed"]) == (4, 5)
     assert first["loss_at_equal_batches"] != second["loss_at_equal_batches"]
     assert re.search(r" \(.* to .*\)$", rows(done.stdout)["offline"][-2])
-    assert history(tmp_path, "offline", 4)[0]["val_loss"] != history(tmp_path, "offline", 5)[0]["val_loss"]
+    assert (
+        history(tmp_path, "offline", 4)[0]["val_loss"]
+        != history(tmp_path, "offline", 5)[0]["val_loss"]
+    )
 
 
 WRONG = {
@@ -100,7 +107,12 @@ def test_what_is_wrong_is_said_in_one_line(app, tmp_path, monkeypatch):
 
 
 def record(second, loss, **others):
-    return {"elapsed": second, "total_batches": 100 * second, "seconds": 1.0, "val_loss": loss} | others
+    return {
+        "elapsed": second,
+        "total_batches": 100 * second,
+        "seconds": 1.0,
+        "val_loss": loss,
+    } | others
 
 
 @pytest.fixture
@@ -112,7 +124,10 @@ def runs(modules):
     made = []
     for seed in (0, 1):
         slow = [record(second, (1 + seed) / (second + 1)) for second in range(1, 11)]
-        fast = [{**record(second, 0.5 / second), "total_batches": 200 * second} for second in range(1, 6)]
+        fast = [
+            {**record(second, 0.5 / second), "total_batches": 200 * second}
+            for second in range(1, 6)
+        ]
         made += [
             Run("offline", seed, slow, 10, [0] * 9 + [100], fields),
             Run("Reservoir", seed, fast, 44, [3, 200, 150, 20], 0.9 * fields),
@@ -124,7 +139,8 @@ def test_losses_are_compared_after_equal_batches_and_equal_time(runs):
     import heat_report
 
     report = heat_report.make(runs)
-    offline, reservoir = report["methods"]["offline"], report["methods"]["Reservoir"]
+    offline = report["methods"]["offline"]
+    reservoir = report["methods"]["Reservoir"]
     assert (report["equal_batches"], report["equal_seconds"]) == (1000, 5)
     assert [row["loss_at_equal_batches"] for row in offline] == [1 / 11, 2 / 11]
     assert [row["loss_at_equal_seconds"] for row in offline] == [1 / 6, 2 / 6]
@@ -135,9 +151,9 @@ def test_losses_are_compared_after_equal_batches_and_equal_time(runs):
     conclusion = heat_report.conclusion(report)
     assert "2.00 (2.00 to 2.00) of the batches/s" in conclusion
     assert (
-        "0.83 (0.55 to 1.10) of the validation loss after 1,000 batches, 0.45 (0.30 to 0.60) after 5.0 s"
-        in conclusion
-    )
+        "0.83 (0.55 to 1.10) of the validation loss after 1,000 batches, 0.45 (0.30 to 0.60) "
+        "after 5.0 s"
+    ) in conclusion
     assert rows(heat_report.table(report))["offline"] == [
         *("1,000", "10.0", "100.0", "10", "100"),
         *("1.4e-01 (9.1e-02 to 1.8e-01)", "2.5e-01 (1.7e-01 to 3.3e-01)"),

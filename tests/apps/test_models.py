@@ -17,7 +17,9 @@ def printed_by(modules, one_thread, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(app, epochs):
-        monkeypatch.setattr(sys, "argv", [f"{app}.py", "--engine", "serial", "--epochs", str(epochs)])
+        monkeypatch.setattr(
+            sys, "argv", [f"{app}.py", "--engine", "serial", "--epochs", str(epochs)]
+        )
         importlib.import_module(app).main()
         return capsys.readouterr().out
 
@@ -59,7 +61,9 @@ OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer"
 
 
 def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path):
-    done = here("npz_files", *OPTIONS, "--batch-size", 10, "--data", images, "--output", tmp_path / "run")
+    done = here(
+        "npz_files", *OPTIONS, "--batch-size", 10, "--data", images, "--output", tmp_path / "run"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert f"240 samples in 5 files in {tmp_path / 'run' / 'train'}" in done.stdout
@@ -83,7 +87,15 @@ def test_the_users_files_stay_apart_and_wrong_options_are_told(here, images, tmp
         "--pools 3": "pools=3",
         "--file-buffer 0": "file_buffer=0",
     }.items():
-        done = here("npz_files", *OPTIONS, "--data", "digits", *options.split(), "--output", tmp_path / "other")
+        done = here(
+            "npz_files",
+            *OPTIONS,
+            "--data",
+            "digits",
+            *options.split(),
+            "--output",
+            tmp_path / "other",
+        )
         assert_wrong_option(done, message)
 
 
@@ -112,7 +124,10 @@ def test_a_step_solves_the_equations_of_implicit_euler(heat, grid, time_step):
     before = np.random.default_rng(grid).normal(size=(grid, grid))
     after = next(heat.HeatEquation(grid, time_step).fields(before, WALLS))
     np.testing.assert_allclose(
-        after - time_step * laplacian(after, WALLS), before, rtol=1e-9, atol=1e-12 + 1e-12 * time_step * grid**2
+        after - time_step * laplacian(after, WALLS),
+        before,
+        rtol=1e-9,
+        atol=1e-12 + 1e-12 * time_step * grid**2,
     )
 
 
@@ -122,6 +137,10 @@ def test_a_sample_has_temperatures_time_and_field(heat):
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((40, 6), np.float32, (40, 16, 16), np.float32)
     np.testing.assert_allclose(x[:, :5], np.tile([0, 0.25, 0.5, 0.75, 1], (40, 1)))
     np.testing.assert_allclose(x[:, 5], np.arange(1, 41) / 40, rtol=1e-6)
-    west, east, south, north = (y[-1, 8, 0], y[-1, 8, -1], y[-1, 0, 8], y[-1, -1, 8])
-    np.testing.assert_allclose([west, east, south, north], [0.25, 0.5, 0.75, 1], atol=0.08)  # one spacing inside
+    west = y[-1, 8, 0]
+    east = y[-1, 8, -1]
+    south = y[-1, 0, 8]
+    north = y[-1, -1, 8]
+    # One spacing inside.
+    np.testing.assert_allclose([west, east, south, north], [0.25, 0.5, 0.75, 1], atol=0.08)
     np.testing.assert_allclose(heat.to_kelvin(heat.scale(parameters)), parameters)

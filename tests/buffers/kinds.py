@@ -29,7 +29,11 @@ def make(kind, capacity, threshold=0, *, seed=0, batch_size=2, steps=STEPS, pseu
 def sample(buffer, number, data=None):
     """Return sample ``number``; a simulation's time steps have successive numbers."""
     data = torch.tensor(number) if data is None else data
-    return TimeStep(number // STEPS, number % STEPS, data) if isinstance(buffer, SimPairedReservoir) else data
+    return (
+        TimeStep(number // STEPS, number % STEPS, data)
+        if isinstance(buffer, SimPairedReservoir)
+        else data
+    )
 
 
 def samples(buffer, numbers):
@@ -37,7 +41,9 @@ def samples(buffer, numbers):
 
 
 def numbers(got):
-    """Return the numbers of all samples in what a get returned, also of a buffer that a receiver fills."""
+    """Return the numbers of all samples in what a get returned, also of a buffer that a receiver
+    fills.
+    """
     if isinstance(got, dict):
         return numbers(got["x"])
     if isinstance(got, tuple):
@@ -95,7 +101,11 @@ class Thread(threading.Thread):
 
 
 def reading_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill-buffer"))]
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith(("read-ahead", "fill-buffer"))
+    ]
 
 
 def assert_threads_end():

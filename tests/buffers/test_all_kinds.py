@@ -1,4 +1,6 @@
-"""Properties of every buffer of single samples for any order of puts and gets, against a model of sets."""
+"""Properties of every buffer of single samples for any order of puts and gets, against a model of
+sets.
+"""
 
 import pickle
 import queue
@@ -19,9 +21,13 @@ class Model:
     """A model of a buffer: the samples held, and those never got."""
 
     def __init__(self, kind, capacity, threshold):
-        self.kind, self.capacity, self.threshold = kind, capacity, threshold
+        self.kind = kind
+        self.capacity = capacity
+        self.threshold = threshold
         self.keeps = "Reservoir" in kind
-        self.put, self.got, self.unseen = [], [], []
+        self.put = []
+        self.got = []
+        self.unseen = []
 
     @property
     def held(self):
@@ -51,11 +57,15 @@ class Model:
         assert (buffer.samples_put, buffer.samples_got) == (len(self.put), len(self.got))
         times = Counter(self.got)
         expected = np.bincount([times[number] for number in self.put], minlength=1)
-        np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
+        np.testing.assert_array_equal(
+            np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b")
+        )
 
 
 def check_drain(buffer, model, sizes):
-    held, unseen, drained = model.held, set(model.unseen), []
+    held = model.held
+    unseen = set(model.unseen)
+    drained = []
     for size in sizes:
         if len(drained) == held:
             break
@@ -86,9 +96,12 @@ def check_drain(buffer, model, sizes):
     sizes=st.lists(st.integers(1, 4), max_size=8),
     seed=st.integers(0, 9),
 )
-def test_each_sample_is_got_and_unseen_ones_are_never_evicted(kind, capacity, room, todo, sizes, seed):
+def test_each_sample_is_got_and_unseen_ones_are_never_evicted(
+    kind, capacity, room, todo, sizes, seed
+):
     threshold = 0 if kind == "FIFO" else max(0, capacity - room)
-    buffer, model = make(kind, capacity, threshold, seed=seed), Model(kind, capacity, threshold)
+    buffer = make(kind, capacity, threshold, seed=seed)
+    model = Model(kind, capacity, threshold)
     next_number = 0
     for what, size in todo:
         if what == "put":
@@ -116,10 +129,18 @@ def test_each_sample_is_got_and_unseen_ones_are_never_evicted(kind, capacity, ro
 @pytest.mark.parametrize("kind", [*PLAIN, "SimPairedReservoir"])
 def test_waiting_is_that_of_queues(kind):
     buffer = make(kind, 2, threshold=0)
-    for options in ({"block": False}, {"timeout": 0}, {"timeout": 0.001}, {"block": False, "timeout": -1}):
+    for options in (
+        {"block": False},
+        {"timeout": 0},
+        {"timeout": 0.001},
+        {"block": False, "timeout": -1},
+    ):
         with pytest.raises(queue.Empty, match="were not available in time; 0 are available now"):
             buffer.get(**options)
-    for call in (lambda: buffer.get(timeout=-1), lambda: buffer.put(sample(buffer, 0), timeout=-0.5)):
+    for call in (
+        lambda: buffer.get(timeout=-1),
+        lambda: buffer.put(sample(buffer, 0), timeout=-0.5),
+    ):
         with pytest.raises(ValueError, match="give at least 0 seconds"):
             call()
     assert len(buffer) == 0
@@ -146,14 +167,18 @@ def test_batches_of_no_size_are_refused(kind, size):
 @pytest.mark.parametrize("kind", ["FIFO", "FIRO", "BatchReservoir"])
 def test_a_batch_that_can_never_come_is_refused_at_once(kind):
     buffer = make(kind, 5, threshold=2)
-    with pytest.raises(ValueError, match=r"size=6: .* capacity 5 returns at most 5 samples at once"):
+    with pytest.raises(
+        ValueError, match=r"size=6: .* capacity 5 returns at most 5 samples at once"
+    ):
         buffer.get_batch(6)
     buffer.put_many(samples(buffer, range(5)))
     assert len(numbers(buffer.get_batch(5, block=False))) == 5
 
 
 def go_on(buffer, todo, number):
-    """Do the operations that need not wait, with samples numbered from ``number``; return all results."""
+    """Do the operations that need not wait, with samples numbered from ``number``; return all
+    results.
+    """
     came = []
     for what, size in todo:
         if what == "put":
@@ -164,7 +189,13 @@ def go_on(buffer, todo, number):
                 came.append(numbers(buffer.get_batch(size, block=False)))
             except queue.Empty:
                 came.append(None)
-        came += [len(buffer), buffer.unseen, buffer.samples_put, buffer.samples_got, buffer.is_ready()]
+        came += [
+            len(buffer),
+            buffer.unseen,
+            buffer.samples_put,
+            buffer.samples_got,
+            buffer.is_ready(),
+        ]
         came.append(buffer.repetitions().tolist())
     return came
 
@@ -175,9 +206,18 @@ def finish(buffer):
 
 
 @pytest.mark.parametrize("kind", ALL)
-@given(before=operations, after=operations, threshold=st.integers(0, 2), seed=st.integers(0, 9), over=st.booleans())
-def test_a_buffer_continues_from_a_checkpoint_with_the_same_draws(kind, before, after, threshold, seed, over):
-    buffer, other = make(kind, 6, threshold, seed=seed), make(kind, 6, threshold, seed=None)
+@given(
+    before=operations,
+    after=operations,
+    threshold=st.integers(0, 2),
+    seed=st.integers(0, 9),
+    over=st.booleans(),
+)
+def test_a_buffer_continues_from_a_checkpoint_with_the_same_draws(
+    kind, before, after, threshold, seed, over
+):
+    buffer = make(kind, 6, threshold, seed=seed)
+    other = make(kind, 6, threshold, seed=None)
     go_on(buffer, before, 0)
     go_on(other, [("put", 3), ("get", 2), ("put", 2)], 800)
     if over:

@@ -12,12 +12,23 @@ from hypothesis import strategies as st
 
 from compss_train import BufferSpec
 from compss_train.buffers import FIRO, BatchReservoir, Reservoir
-from tests.buffers.kinds import STEPS, Thread, drain, make, numbers, put_some, samples, until_waiting
+from tests.buffers.kinds import (
+    STEPS,
+    Thread,
+    drain,
+    make,
+    numbers,
+    put_some,
+    samples,
+    until_waiting,
+)
 from tests.helpers.tolerances import chance_of
 
 
 def test_each_held_sample_is_equally_likely_to_come_next():
-    buffer, firsts, pairs = FIRO(6, 0, seed=1), Counter(), Counter()
+    buffer = FIRO(6, 0, seed=1)
+    firsts = Counter()
+    pairs = Counter()
     for _ in range(3000):
         buffer.put_many(list(range(6)))
         order = [buffer.get(), buffer.get(), *buffer.get_batch(4)]
@@ -28,7 +39,12 @@ def test_each_held_sample_is_equally_likely_to_come_next():
     assert chance_of([pairs[i, j] for i in range(6) for j in range(6) if i != j]) > 1e-4
 
 
-@given(samples=st.integers(1, 12), passes=st.integers(2, 4), size=st.integers(1, 12), seed=st.integers(0, 99))
+@given(
+    samples=st.integers(1, 12),
+    passes=st.integers(2, 4),
+    size=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
 def test_passes_return_every_sample_that_many_times_in_passes(samples, passes, size, seed):
     buffer = FIRO(12, 0, passes=passes, seed=seed)
     for number in range(samples):
@@ -45,7 +61,8 @@ def test_passes_return_every_sample_that_many_times_in_passes(samples, passes, s
 
 
 def test_passes_differ_and_are_uniform():
-    firsts, orders = Counter(), set()
+    firsts = Counter()
+    orders = set()
     for seed in range(800):
         buffer = FIRO(5, 0, passes=3, seed=seed)
         buffer.put_many(list(range(5)))
@@ -63,7 +80,9 @@ def everything(buffer):
 
 
 def used_reservoir(kind, seed):
-    """Return a reservoir with a history of puts, gets and evictions, and samples both seen and unseen."""
+    """Return a reservoir with a history of puts, gets and evictions, and samples both seen and
+    unseen.
+    """
     buffer = make(kind, 20, 5, seed=seed)
     random = np.random.default_rng(seed)
     for number in range(70):
@@ -103,9 +122,11 @@ def test_a_batch_reservoir_returns_batches_of_different_samples():
 
 
 def test_each_seen_sample_is_equally_likely_to_be_evicted():
-    one, two = Counter(), Counter()
+    one = Counter()
+    two = Counter()
     for seed in range(2000):
-        buffer, seen = Reservoir(8, 0, seed=seed), []
+        buffer = Reservoir(8, 0, seed=seed)
+        seen = []
         buffer.put_many(list(range(5)))
         while buffer.unseen:
             seen.append(buffer.get())
@@ -170,15 +191,23 @@ def limited(kind, capacity, threshold, size, limit):
     size=st.integers(1, 6),
     room=st.integers(0, 12),
     limit=st.integers(1, 4),
-    todo=st.lists(st.tuples(st.sampled_from(["put", "get", "load"]), st.integers(1, 9)), max_size=40),
+    todo=st.lists(
+        st.tuples(st.sampled_from(["put", "get", "load"]), st.integers(1, 9)), max_size=40
+    ),
 )
-def test_a_reservoir_returns_at_most_so_many_times_what_was_put(kind, capacity, size, room, limit, todo):
-    """Over its life, saves included; and puts and gets never wait for each other at the same time."""
+def test_a_reservoir_returns_at_most_so_many_times_what_was_put(
+    kind, capacity, size, room, limit, todo
+):
+    """Over its life, saves included; and puts and gets never wait for each other at the same
+    time.
+    """
     size = min(size, capacity)
     make_one = partial(limited, kind, capacity, max(0, capacity - room), size, limit)
-    buffer, number = make_one(), 0
+    buffer = make_one()
+    number = 0
     for what, times in todo:
-        saved, last = buffer.state_dict(), make_one()
+        saved = buffer.state_dict()
+        last = make_one()
         last.load_state_dict(saved)
         if what == "load":
             buffer, last = last, buffer

@@ -17,13 +17,16 @@ from tests.helpers.tolerances import chance_of
 
 STEPS = 6
 operations = st.lists(
-    st.tuples(st.sampled_from(["put", "put", "get"]), st.integers(0, 2), st.integers(1, 4)), max_size=40
+    st.tuples(st.sampled_from(["put", "put", "get"]), st.integers(0, 2), st.integers(1, 4)),
+    max_size=40,
 )
 
 
 def step(simulation, number, data=None):
     """Return a time step whose data identify it."""
-    return TimeStep(simulation, number, torch.tensor(simulation * 100 + number) if data is None else data)
+    return TimeStep(
+        simulation, number, torch.tensor(simulation * 100 + number) if data is None else data
+    )
 
 
 def reservoir(capacity, threshold=0, sweep_size=1000, steps=STEPS, seed=0, **options):
@@ -38,11 +41,15 @@ def held_in(buffer):
 
 
 def keys(pairs):
-    """Return the (simulation, step) of both samples of each pair, after checking that the data belong to them."""
+    """Return the (simulation, step) of both samples of each pair, after checking that the data
+    belong to them.
+    """
     both = []
     for part in pairs:
         np.testing.assert_array_equal(part.data.numpy(), part.simulation * 100 + part.step)
-        both.append(list(zip(np.ravel(part.simulation).tolist(), np.ravel(part.step).tolist(), strict=True)))
+        both.append(
+            list(zip(np.ravel(part.simulation).tolist(), np.ravel(part.step).tolist(), strict=True))
+        )
     for (simulation, first), (other, second) in zip(*both, strict=True):
         assert simulation == other
         assert first < second
@@ -55,7 +62,9 @@ def partnered(held):
 
 
 def can_evict(held, unseen, nexts):
-    """Return whether a seen sample can be evicted: it is no partner of the only unseen sample, or of later ones."""
+    """Return whether a seen sample can be evicted: it is no partner of the only unseen sample, or
+    of later ones.
+    """
     seen = Counter(simulation for simulation, _ in held - unseen)
     if not partnered(held):
         return bool(seen)  # no get could make room
@@ -67,7 +76,11 @@ def can_evict(held, unseen, nexts):
 
 def drained_keys(buffer, sizes=(1,)):
     size = cycle(sizes)
-    return [key for pairs in drain(lambda: buffer.get_batch(next(size), block=False)) for key in keys(pairs)]
+    return [
+        key
+        for pairs in drain(lambda: buffer.get_batch(next(size), block=False))
+        for key in keys(pairs)
+    ]
 
 
 @given(
@@ -78,7 +91,10 @@ def drained_keys(buffer, sizes=(1,)):
     seed=st.integers(0, 9),
 )
 def test_no_unseen_sample_nor_its_only_partner_is_evicted(capacity, room, todo, sizes, seed):
-    buffer, nexts, put, got = reservoir(capacity, max(0, capacity - room), seed=seed), Counter(), set(), Counter()
+    buffer = reservoir(capacity, max(0, capacity - room), seed=seed)
+    nexts = Counter()
+    put = set()
+    got = Counter()
     for what, simulation, size in todo:
         held, unseen = held_in(buffer)
         assert unseen == put - set(got)
@@ -93,7 +109,9 @@ def test_no_unseen_sample_nor_its_only_partner_is_evicted(capacity, room, todo, 
         elif nexts[simulation] < STEPS:
             key = (simulation, nexts[simulation])
             if len(held) == capacity and not can_evict(held, unseen, nexts):
-                with pytest.raises(BufferFullError, match=None if partnered(held) else "different simulations"):
+                with pytest.raises(
+                    BufferFullError, match=None if partnered(held) else ("different simulations")
+                ):
                     buffer.put(step(*key), block=False)
                 continue
             buffer.put(step(*key), block=False)
@@ -114,14 +132,23 @@ def test_no_unseen_sample_nor_its_only_partner_is_evicted(capacity, room, todo, 
     got.update(drained)
     assert put - set(got) == unseen - partnered(held)
     expected = np.bincount([got[key] for key in put], minlength=1)
-    np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
+    np.testing.assert_array_equal(
+        np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b")
+    )
 
 
-@pytest.mark.parametrize(("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), *slow((10, 20, 100))])
+@pytest.mark.parametrize(
+    ("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), *slow((10, 20, 100))]
+)
 def test_a_stream_of_simulations_side_by_side_never_gets_stuck(sims, steps, capacity):
-    # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
-    buffer, random = reservoir(capacity, capacity // 2, steps=steps), np.random.default_rng(0)
-    running, started, put, got = {slot: (slot, 0) for slot in range(sims)}, sims, set(), set()
+    # The last step of a simulation must find a partner, or it stays unseen and takes its place for
+    # good.
+    buffer = reservoir(capacity, capacity // 2, steps=steps)
+    random = np.random.default_rng(0)
+    running = {slot: (slot, 0) for slot in range(sims)}
+    started = sims
+    put = set()
+    got = set()
     while len(put) < 300:
         slot = int(random.integers(sims))
         simulation, number = running[slot]
@@ -162,19 +189,26 @@ def test_simulations_are_used_equally_often_whatever_is_held(seed):
     # Uniform draws would use the largest simulation hundreds of times as often as the smallest.
     assert uses.max() < 1.25 * uses.min()
     random = np.random.default_rng(seed)
-    pairs = [simulation for simulation, count in enumerate(counts) for _ in range(count * (count - 1) // 2)]
+    pairs = [
+        simulation
+        for simulation, count in enumerate(counts)
+        for _ in range(count * (count - 1) // 2)
+    ]
     uniform = np.bincount(random.choice(pairs, 4000), minlength=len(counts))
     assert variation(uses) < 0.1 * variation(uniform)
 
 
 @pytest.mark.parametrize("steps", [5, 12, 30])
 def test_time_differences_are_covered_more_evenly_than_by_uniform_pairs(steps):
-    buffer, random = reservoir(200, steps=steps), np.random.default_rng(0)
+    buffer = reservoir(200, steps=steps)
+    random = np.random.default_rng(0)
     for simulation in range(6):
         buffer.put_many([step(simulation, number) for number in range(steps)])
     first, second = buffer.get_batch(3000)
     uniform = [np.ptp(random.choice(steps, 2, replace=False)) for _ in range(3000)]
-    drawn, uniform = (np.bincount(gaps, minlength=steps)[1:] for gaps in (second.step - first.step, uniform))
+    drawn, uniform = (
+        np.bincount(gaps, minlength=steps)[1:] for gaps in (second.step - first.step, uniform)
+    )
     assert variation(drawn) < 0.25 * variation(uniform)
     # Differences drawn less often are preferred: independent draws would spread more.
     assert chance_of(drawn) > 0.999

@@ -25,7 +25,10 @@ def test_every_item_is_loaded_once_and_in_order(items, threads, more):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_never_runs_further_ahead_than_its_depth(threads):
-    lock, started, taken, furthest = threading.Lock(), 0, 0, 0
+    lock = threading.Lock()
+    started = 0
+    taken = 0
+    furthest = 0
     reached = threading.Event()
 
     def load(item):
@@ -63,7 +66,8 @@ def test_an_exception_comes_in_place_of_its_result():
 
 
 def test_closing_ends_waiting_threads_and_drops_what_is_read():
-    reading, gate = threading.Event(), threading.Event()
+    reading = threading.Event()
+    gate = threading.Event()
 
     def load(item):
         if item == 2:
@@ -106,7 +110,8 @@ def test_an_exception_of_the_chunks_surfaces_in_the_training_loop():
 
 
 def test_a_training_loop_that_is_left_ends_the_filling():
-    buffer, endless = FIFO(6), ReadAhead(iter(lambda: [1, 2, 3], None), lambda chunk: chunk)
+    buffer = FIFO(6)
+    endless = ReadAhead(iter(lambda: [1, 2, 3], None), lambda chunk: chunk)
     batches = batches_through(buffer, endless, 2)
     assert next(batches) == [1, 2]
     until_waiting(buffer)  # for room

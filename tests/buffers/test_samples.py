@@ -21,7 +21,15 @@ def tensor(dtype, *shape):
     return (torch.arange(int(np.prod(shape)) + 3)[3:].reshape(shape) * 37 % 11).to(dtype)
 
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
 DTYPES += [torch.complex64, torch.complex128, torch.uint16, torch.uint64]
 DENSE = {
     **{str(dtype).removeprefix("torch."): tensor(dtype, 2, 3) for dtype in DTYPES},
@@ -37,7 +45,10 @@ DENSE = {
     "array empty": np.empty((0, 2)),
     "tuple": (tensor(torch.float32, 3), tensor(torch.bool, 2, 2)),
     "dict": {"x": tensor(torch.float32, 3), "y": np.arange(2)},
-    "nested": ({"a": (tensor(torch.int64, 1),), "b": (np.ones(2), {"c": torch.tensor(1)})}, torch.ones(1)),
+    "nested": (
+        {"a": (tensor(torch.int64, 1),), "b": (np.ones(2), {"c": torch.tensor(1)})},
+        torch.ones(1),
+    ),
     "namedtuple": Point(torch.ones(2), np.zeros(1)),
 }
 
@@ -167,7 +178,8 @@ def test_what_goes_in_and_out_shares_no_memory(make_value):
             one[:] = 9
 
 
-X, Y = torch.tensor(1.0), torch.tensor(2.0)
+X = torch.tensor(1.0)
+Y = torch.tensor(2.0)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +201,8 @@ X, Y = torch.tensor(1.0), torch.tensor(2.0)
         (Point(X, Y), Turned(X, Y)),
         (Point(X, Y), (X, Y)),
     ],
-    ids=["length", "dimensions", "0-d", "dtype", "array", "tuple", "object", "tensor", "longer tuple",
+    ids=["length", "dimensions", "0-d", "dtype", "array", "tuple", "object", "tensor", ("longer "
+                                                                                       "tuple"),
          "dict for tuple", "other key", "missing key", "other ordered key", "other namedtuple",
          "tuple for namedtuple"],
 )  # fmt: skip
@@ -201,7 +214,9 @@ def test_samples_unlike_the_first_are_refused_and_change_nothing(first, other):
             (buffer.put, sample(buffer, 1, other)),
             (buffer.put_many, samples_of(buffer, first, other)),
         ):
-            with pytest.raises(ValueError, match=r"a sample of .* among samples of .*: a buffer stacks samples"):
+            with pytest.raises(
+                ValueError, match=r"a sample of .* among samples of .*: a buffer stacks samples"
+            ):
                 call(data)
         assert (len(buffer), buffer.samples_put) == (1, 1)
         buffer.put_many(samples_of(buffer, first, first))
@@ -242,7 +257,11 @@ def samples_of(buffer, *data):
         ((torch.ones(2), 3), ValueError, "same first dimension in every part, not (2,), ()"),
         ((torch.ones(2), "a"), TypeError, "samples=tuple"),
         (torch.tensor(1.0), ValueError, "same first dimension in every part"),
-        ((torch.ones(2), torch.ones(3)), ValueError, "same first dimension in every part, not (2,), (3,)"),
+        (
+            (torch.ones(2), torch.ones(3)),
+            ValueError,
+            ("same first dimension in every part, not (2,), (3,)"),
+        ),
     ],
 )
 def test_stacks_that_do_not_count_samples_are_refused(stack, error, name, raises):
@@ -257,7 +276,8 @@ def test_stacks_that_do_not_count_samples_are_refused(stack, error, name, raises
 def test_samples_come_in_pinned_memory_and_from_a_gpu():
     fifo = FIFO(4, pin_memory=True)
     fifo.put_many([torch.tensor([1.0, 2.0], device="cuda"), torch.tensor([3.0, 4.0])])
-    one, batch = fifo.get(), fifo.get_batch(1)
+    one = fifo.get()
+    batch = fifo.get_batch(1)
     assert one.is_pinned()
     assert batch.is_pinned()
     assert (one.tolist(), batch.tolist()) == ([1.0, 2.0], [[3.0, 4.0]])

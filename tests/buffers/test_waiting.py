@@ -54,7 +54,8 @@ def test_a_put_waits_while_all_samples_are_unseen(kind):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_the_end_of_reception_wakes_all_who_wait(kind):
-    full, empty = make(kind, 3), make(kind, 3)
+    full = make(kind, 3)
+    empty = make(kind, 3)
     fill(full)
     putters = [Thread(full.put_many, samples(full, [number, number + 1])) for number in (4, 6)]
     getters = [Thread(empty.get) for _ in range(2)]
@@ -89,14 +90,18 @@ class ThreadSchedule:
         self.random = np.random.default_rng(seed)
         self.producers, consumers = self.random.integers(1, 4, size=2)
         self.paired = kind == "SimPairedReservoir"
-        self.capacity = int(self.random.integers(10, 14) if self.paired else self.random.integers(2, 12))
+        self.capacity = int(
+            self.random.integers(10, 14) if self.paired else self.random.integers(2, 12)
+        )
         threshold = 0 if kind == "FIFO" else int(self.random.integers(self.capacity + 1))
         self.buffer = make(kind, self.capacity, threshold, seed=int(seed))
         # Some end before the first put has found room, and others after the last.
         self.operations = int(self.random.integers(1.5 * EACH * self.producers))
         self.counting = threading.Lock()
         seeds = self.random.integers(2**32, size=self.producers + consumers).tolist()
-        self.putters = [Thread(self.produce, number, seeds.pop()) for number in range(self.producers)]
+        self.putters = [
+            Thread(self.produce, number, seeds.pop()) for number in range(self.producers)
+        ]
         self.getters = [Thread(self.consume, seeds.pop()) for _ in range(consumers)]
         self.ender = Thread(self.finish)
 
@@ -105,18 +110,21 @@ class ThreadSchedule:
             self.operations -= operations
 
     def produce(self, producer, seed):
-        random, put = np.random.default_rng(seed), []
+        random = np.random.default_rng(seed)
+        put = []
         left = list(range(producer * EACH, (producer + 1) * EACH))
         while left:
             chunk, left = np.split(left, [random.integers(1, 2 * self.capacity)])
-            chunk, left = chunk.tolist(), left.tolist()
+            chunk = chunk.tolist()
+            left = left.tolist()
             timeout = random.choice([None, 0.0, 0.0005])
             try:
                 self.buffer.put_many(samples(self.buffer, chunk), timeout=timeout)
             except ReceptionOverError as error:
                 return put + chunk[: error.stored]
             except queue.Full as error:
-                put, left = put + chunk[: error.stored], chunk[error.stored :] + left
+                put = put + chunk[: error.stored]
+                left = chunk[error.stored :] + left
                 self.count(error.stored)
             else:
                 put += chunk
@@ -124,9 +132,11 @@ class ThreadSchedule:
         return put
 
     def consume(self, seed):
-        random, got = np.random.default_rng(seed), []
+        random = np.random.default_rng(seed)
+        got = []
         while True:
-            size, timeout = int(random.integers(1, self.capacity + 1)), random.choice([None, 0.0, 0.0005])
+            size = int(random.integers(1, self.capacity + 1))
+            timeout = random.choice([None, 0.0, 0.0005])
             try:
                 came = numbers(self.buffer.get_batch(size, timeout=timeout))
             except BufferDrainedError:
@@ -152,7 +162,8 @@ class ThreadSchedule:
 def test_every_sample_is_got_and_no_thread_stays_blocked(kind):
     for seed in range(15):
         schedule = ThreadSchedule(kind, seed)
-        buffer, (put, got) = schedule.buffer, schedule.results()
+        buffer = schedule.buffer
+        (put, got) = schedule.results()
         times = Counter(got)
         assert len(set(put)) == len(put) == buffer.samples_put
         missing = set(put) - set(got)
@@ -167,4 +178,6 @@ def test_every_sample_is_got_and_no_thread_stays_blocked(kind):
         if kind == "FIFO" and schedule.producers == len(schedule.getters) == 1:
             assert got == put
         expected = np.bincount([times[number] for number in put], minlength=1)
-        np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
+        np.testing.assert_array_equal(
+            np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b")
+        )

@@ -14,7 +14,12 @@ from compss_train.model import parameters
 from compss_train.reports.history import line_of
 from compss_train.training import checkpoints as storage
 from compss_train.training import shared_history
-from compss_train.training.checkpoints import Snapshot, list_checkpoints, local_copy, read_latest_checkpoint
+from compss_train.training.checkpoints import (
+    Snapshot,
+    list_checkpoints,
+    local_copy,
+    read_latest_checkpoint,
+)
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.helpers.small_fits import PLAIN_SGD, X, Y, assert_alike, fit, trainer_of
@@ -25,7 +30,9 @@ VALIDATION = {"validation_data": (X[:20], Y[:20])}
 class ScriptedTrainer:
     """A trainer with only a history."""
 
-    num_workers, resumed_from, stopping = 1, None, None
+    num_workers = 1
+    resumed_from = None
+    stopping = None
 
     def __init__(self):
         self.history = []
@@ -61,17 +68,27 @@ class ScriptedTrainer:
         return [*there, list(list_checkpoints(callback.folder))]
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 3), st.booleans())
-def test_due_checkpoints_are_written_and_the_latest_and_best_kept(tmp_path_factory, values, every, keep, best):
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=9),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_due_checkpoints_are_written_and_the_latest_and_best_kept(
+    tmp_path_factory, values, every, keep, best
+):
     callback = Checkpoint(tmp_path_factory.mktemp("it"), every, keep, "loss" if best else None)
     there = ScriptedTrainer().run(callback, values)
-    written, best_round = [], None
+    written = []
+    best_round = None
     for number, value in enumerate(values):
         is_best = best and (best_round is None or value < values[best_round])
         best_round = number if is_best else best_round
         if is_best or (number + 1) % every == 0:
             written = [*written, number]
-        kept = sorted({*written[-keep:], *([] if best_round is None else [best_round])} & {*written})
+        kept = sorted(
+            {*written[-keep:], *([] if best_round is None else [best_round])} & {*written}
+        )
         assert there[number] == kept
     last = len(values) - 1
     newest = sorted({*written, last})[-keep:]
@@ -82,7 +99,8 @@ def test_due_checkpoints_are_written_and_the_latest_and_best_kept(tmp_path_facto
 
 
 def test_the_best_checkpoint_has_the_best_value(tmp_path):
-    trainer, restored = trainer_of(), trainer_of()
+    trainer = trainer_of()
+    restored = trainer_of()
     callback = Checkpoint(tmp_path, every=3, keep=1, best="val_loss")
     fit(trainer, EarlyStopping("val_accuracy", patience=9), callback, num_epochs=6, **VALIDATION)
     losses = [record["val_loss"] for record in trainer.history]
@@ -113,7 +131,11 @@ def test_each_of_two_resumed_callbacks_keeps_its_best(tmp_path, interrupted):
             record["score"] = [0.1, 0.2, 0.9, 0.3, 0.4, 0.5][record["round"]]
 
     def callbacks():
-        return Scores(), Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b", keep=1, best="score", mode="max")
+        return (
+            Scores(),
+            Checkpoint(tmp_path / "a"),
+            Checkpoint(tmp_path / "b", keep=1, best="score", mode="max"),
+        )
 
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), *callbacks(), InterruptAt(interrupted), num_epochs=6)
@@ -131,20 +153,27 @@ def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
         trainer.restore(tmp_path, best=True)
 
 
-@pytest.mark.parametrize(("name", "value"), [("every", 0), ("keep", 0), ("every", 1.5), ("keep", True)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("every", 0), ("keep", 0), ("every", 1.5), ("keep", True)]
+)
 def test_invalid_counts_are_errors(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give an integer of at least 1"):
         Checkpoint("x", **{name: value})
 
 
 def test_damage_to_the_newest_history_leaves_a_good_checkpoint(tmp_path):
-    trainer, callback = ScriptedTrainer(), Checkpoint(tmp_path)
+    trainer = ScriptedTrainer()
+    callback = Checkpoint(tmp_path)
     trainer.run(callback, [0.5] * 20)
-    before, newest = (sorted(path.glob("history-*")) for path in list_checkpoints(tmp_path).values())
+    before, newest = (
+        sorted(path.glob("history-*")) for path in list_checkpoints(tmp_path).values()
+    )
     assert [path.stat().st_nlink for path in (*before, *newest)] == [1] * len([*before, *newest])
     for path in newest:
         path.write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match=r"round-000019 .* is damaged.*; using .*round-000018 instead"):
+    with pytest.warns(
+        UserWarning, match=r"round-000019 .* is damaged.*; using .*round-000018 instead"
+    ):
         path, content = read_latest_checkpoint(tmp_path, warn=True)
     assert content["history"] == trainer.history[:19]
 
@@ -168,7 +197,8 @@ SIZED = {
 @pytest.mark.parametrize("name", SIZED)
 def test_the_space_that_is_asked_for_is_that_of_a_checkpoint(tmp_path, name):
     optimizer, options = SIZED[name]
-    trainer, at_start = trainer_of(net=lambda: nn.Linear(6, 4000), optimizer=optimizer), AsksAtStart()
+    trainer = trainer_of(net=lambda: nn.Linear(6, 4000), optimizer=optimizer)
+    at_start = AsksAtStart()
     for _ in range(2):  # then workers have states, and there is a history
         fit(trainer, at_start, kept := Checkpoint(tmp_path, keep=1), **options)
         size = sum(path.stat().st_size for path in kept.path.iterdir())
@@ -193,12 +223,15 @@ def store(request, monkeypatch):
     pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
     fsspec.filesystem("s3").mkdir("bucket")
     yield "s3://bucket/run"
-    fsspec.filesystem("s3").rm("bucket", recursive=True)  # servers of a process share what they store
+    # Servers of a process share what they store.
+    fsspec.filesystem("s3").rm("bucket", recursive=True)
     server.stop()
 
 
 def test_a_fit_resumes_from_an_object_store(store):
-    whole, first, second = trainer_of(), trainer_of(), trainer_of()
+    whole = trainer_of()
+    first = trainer_of()
+    second = trainer_of()
     fit(whole, **VALIDATION)
     with pytest.raises(KeyboardInterrupt):
         fit(first, Checkpoint(store, best="val_loss"), InterruptAt(2), resume=True, **VALIDATION)
@@ -214,12 +247,17 @@ def test_a_fit_resumes_from_an_object_store(store):
         fit(trainer_of(), Checkpoint(store), num_epochs=1)
     system.pipe(f"{path}/notes/of the user.txt", b"kept")
     fit(trainer_of(), Checkpoint(store, overwrite=True), num_epochs=1)
-    assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == {"notes", "round-000000"}
+    assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == {
+        "notes",
+        "round-000000",
+    }
 
 
 def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
     monkeypatch.setattr(shared_history, "LONGEST", 4)
-    trainer, callback, uploaded = ScriptedTrainer(), Checkpoint(store), []
+    trainer = ScriptedTrainer()
+    callback = Checkpoint(store)
+    uploaded = []
     system, _ = locations.file_system(store)
     put = system.put_file
 
@@ -229,7 +267,9 @@ def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
 
     monkeypatch.setattr(system, "put_file", counted)
     upload = storage.RemoteFolder.upload
-    monkeypatch.setattr(storage.RemoteFolder, "upload", lambda *args: [uploaded.append(0), upload(*args)])
+    monkeypatch.setattr(
+        storage.RemoteFolder, "upload", lambda *args: [uploaded.append(0), upload(*args)]
+    )
     trainer.run(callback, [0.5] * 33)
     # Every other checkpoint shares files; in turn they have 2 new records, or merge 4.
     assert sum(uploaded[29:33]) == 12 * len(line_of(trainer.history[-1]))

@@ -36,10 +36,19 @@ def subclasses(kind):
 
 
 def test_all_callbacks_are_tested():
-    in_workers = {callbacks.WorkerCallback, callbacks.WorkerContext, callbacks.Unfreeze}  # have tests of their own
+    # Have tests of their own.
+    in_workers = {callbacks.WorkerCallback, callbacks.WorkerContext, callbacks.Unfreeze}
     public = {getattr(callbacks, name) for name in callbacks.__all__} - {Callback} - in_workers
-    ours = {each for each in subclasses(Callback) if each.__module__.startswith("compss_train.callbacks.")}
-    assert set(FACTORIES) | TRACKERS == public == {each for each in ours if not each.__name__.startswith("_")}
+    ours = {
+        each
+        for each in subclasses(Callback)
+        if each.__module__.startswith("compss_train.callbacks.")
+    }
+    assert (
+        set(FACTORIES) | TRACKERS
+        == public
+        == {each for each in ours if not each.__name__.startswith("_")}
+    )
 
 
 @pytest.fixture(params=FACTORIES, ids=lambda kind: kind.__name__)
@@ -54,7 +63,9 @@ class Failing(Callback):
     """Raises in one hook, in the second round; collects the exceptions of ``on_exception``."""
 
     def __init__(self, hook, error=None):
-        self.hook, self.error, self.exceptions = hook, error or ZeroDivisionError("mine"), []
+        self.hook = hook
+        self.error = error or ZeroDivisionError("mine")
+        self.exceptions = []
 
     def _raise(self, hook):
         if hook == self.hook:
@@ -132,7 +143,8 @@ def alone():
 
 
 def test_it_changes_no_result_and_can_be_reused(make, alone):
-    watched, callback = trainer_of(), make()
+    watched = trainer_of()
+    callback = make()
     for _ in range(2):
         fit(watched, callback)
     assert_alike(watched, alone)
@@ -140,7 +152,8 @@ def test_it_changes_no_result_and_can_be_reused(make, alone):
 
 @pytest.mark.filterwarnings("ignore:.*nothing is left to train")
 def test_it_works_without_remaining_rounds(make, tmp_path):
-    whole, again = trainer_of(), trainer_of()
+    whole = trainer_of()
+    again = trainer_of()
     fit(whole, make(), Checkpoint(tmp_path), num_epochs=1)
     for _ in range(2):
         fit(again, make(), Checkpoint(tmp_path), resume=tmp_path, num_epochs=1)
@@ -149,7 +162,8 @@ def test_it_works_without_remaining_rounds(make, tmp_path):
 
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_round_end"])
 def test_it_works_after_an_exception(make, hook):
-    trainer, callback = trainer_of(), make()
+    trainer = trainer_of()
+    callback = make()
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
         fit(trainer, callback, Failing(hook), num_epochs=2)
     assert caught.value.__notes__ == [f"Raised in the callback Failing, by its {hook}."]
@@ -159,8 +173,11 @@ def test_it_works_after_an_exception(make, hook):
 
 
 def test_its_state_is_restored_from_a_checkpoint(make, tmp_path):
-    whole, first, second = trainer_of(), trainer_of(), trainer_of()
-    at_the_end, kept = make(), Checkpoint(tmp_path / "checkpoints", keep=9)
+    whole = trainer_of()
+    first = trainer_of()
+    second = trainer_of()
+    at_the_end = make()
+    kept = Checkpoint(tmp_path / "checkpoints", keep=9)
     fit(whole, at_the_end, num_epochs=4)
     whole_state = numbers_of(at_the_end.state_dict())
     shutil.rmtree(tmp_path / "made")
@@ -220,7 +237,8 @@ def test_callbacks_that_keep_state_start_first_and_end_last():
 
 
 def test_an_exception_in_on_exception_is_a_note():
-    bad, good = Failing("on_exception", OSError("no more")), Failing("on_round_end")
+    bad = Failing("on_exception", OSError("no more"))
+    good = Failing("on_round_end")
     last = Failing("")
     with pytest.raises(ZeroDivisionError) as caught:
         fit(trainer_of(), bad, good, last)
@@ -234,7 +252,8 @@ def test_an_exception_in_on_exception_is_a_note():
 def test_states_are_restored_to_their_callbacks(tmp_path):
     class Counter(Callback):
         def __init__(self, step):
-            self.step, self.count = step, 0
+            self.step = step
+            self.count = 0
 
         def on_round_end(self, trainer, record):
             self.count += self.step
@@ -250,5 +269,9 @@ def test_states_are_restored_to_their_callbacks(tmp_path):
         return [counter.count for counter in counters]
 
     assert fit_with(Counter(1), Counter(10), num_epochs=2) == [2, 20]
-    assert fit_with(Counter(1), Counter(10), Counter(100), num_epochs=3, resume=True) == [3, 30, 100]
+    assert fit_with(Counter(1), Counter(10), Counter(100), num_epochs=3, resume=True) == [
+        3,
+        30,
+        100,
+    ]
     assert fit_with(Counter(1), num_epochs=3, resume=True) == [3]

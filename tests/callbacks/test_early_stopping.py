@@ -21,7 +21,9 @@ class ScriptedTrainer:
     """A trainer whose rounds measure given values."""
 
     def __init__(self, resumed_from=None):
-        self.reason, self.parameters, self.resumed_from = None, None, resumed_from
+        self.reason = None
+        self.parameters = None
+        self.resumed_from = resumed_from
 
     def stop(self, reason):
         self.reason = reason
@@ -37,7 +39,9 @@ class ScriptedTrainer:
         self.now = start
         callback.on_fit_start(self, None)
         while self.now < len(values) and self.reason is None:
-            callback.on_round_end(self, {"round": self.now, "epoch": self.now, name: values[self.now]})
+            callback.on_round_end(
+                self, {"round": self.now, "epoch": self.now, name: values[self.now]}
+            )
             self.now += 1
         callback.on_fit_end(self)
         return self.now
@@ -50,7 +54,8 @@ class ScriptedTrainer:
         ([3, 2, 2.5, 1, 2, 2, 0], {"patience": 2}, 6, 3),
         ([3, 2, 1], {"patience": 1}, 3, 2),
         ([3, 3, 2], {"patience": 1}, 2, 0),
-        ([3, 2.9, 2.8, 2.7], {"patience": 2, "min_delta": 0.15}, 4, 2),  # 2.8 is better than 3 by more than that
+        # 2.8 is better than 3 by more than that.
+        ([3, 2.9, 2.8, 2.7], {"patience": 2, "min_delta": 0.15}, 4, 2),
         ([3, 2.9, 2.8, 2.7], {"patience": 2, "min_delta": 0.5}, 3, 0),
         ([1, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 5, 2),
         ([1, 2, 3], {"patience": 2, "mode": "min"}, 3, 0),
@@ -60,13 +65,16 @@ class ScriptedTrainer:
     ],
 )
 def test_stops_after_patience(values, options, rounds, best):
-    callback, trainer = EarlyStopping("loss", **options), ScriptedTrainer()
+    callback = EarlyStopping("loss", **options)
+    trainer = ScriptedTrainer()
     assert trainer.run(callback, values) == rounds
     assert callback.best_round == best
     assert callback.best == (None if best is None else values[best])
     assert trainer.parameters == (None if best is None else {"round": best})
     waited = rounds - 1 - (-1 if best is None else best)
-    assert trainer.reason == (f"loss has not improved for {waited} rounds" if waited >= callback.patience else None)
+    assert trainer.reason == (
+        f"loss has not improved for {waited} rounds" if waited >= callback.patience else None
+    )
 
 
 @given(
@@ -80,7 +88,9 @@ def test_a_resumed_fit_stops_after_the_same_round(values, patience, mode, min_de
     def new():
         return EarlyStopping("loss", patience=patience, mode=mode, min_delta=min_delta)
 
-    whole, first, second = new(), new(), new()
+    whole = new()
+    first = new()
+    second = new()
     rounds = ScriptedTrainer().run(whole, values)
     k = data.draw(st.integers(1, rounds), "interrupted after")
     ScriptedTrainer().run(first, values[:k])
@@ -102,9 +112,13 @@ def test_every_fit_but_a_resumed_one_resets_it():
 
 
 def test_the_average_is_restored_where_it_is_monitored():
-    trainer, averages = trainer_of(), []
-    keeping = CallAt("round_end", lambda each: averages.append(each.get_parameters(averaged=True)), number=2)
-    stopping = EarlyStopping("val_averaged_loss", patience=9)  # the last of three rounds is the best
+    trainer = trainer_of()
+    averages = []
+    keeping = CallAt(
+        "round_end", lambda each: averages.append(each.get_parameters(averaged=True)), number=2
+    )
+    # The last of three rounds is the best.
+    stopping = EarlyStopping("val_averaged_loss", patience=9)
     fit(trainer, stopping, keeping, merge=Merge(averaging=0.5), **VALIDATION)
     assert stopping.best_round == 2
     assert_same_bits(trainer.get_parameters(), averages[0])
@@ -112,7 +126,8 @@ def test_the_average_is_restored_where_it_is_monitored():
 
 
 def test_without_restore_best_the_last_parameters_stay():
-    callback, trainer = EarlyStopping("loss", patience=1, restore_best=False), ScriptedTrainer()
+    callback = EarlyStopping("loss", patience=1, restore_best=False)
+    trainer = ScriptedTrainer()
     trainer.run(callback, [1, 2, 3])
     assert trainer.parameters is None
     assert callback.best_round == 0
@@ -144,7 +159,10 @@ def monitoring(value):
     ("make", "name"),
     [
         (lambda: EarlyStopping("speed"), "'speed': unknown whether low or high values are better"),
-        (lambda: Checkpoint("x", best="speed"), "'speed': unknown whether low or high values are better"),
+        (
+            lambda: Checkpoint("x", best="speed"),
+            ("'speed': unknown whether low or high values are better"),
+        ),
         (lambda: EarlyStopping("val_los"), "'val_los': unknown whether"),
         (lambda: EarlyStopping("loss", mode="most"), "mode='most'"),
         *(
@@ -156,7 +174,10 @@ def monitoring(value):
             for n in ("a", -1, math.nan, True)
         ),
         (lambda: monitoring([0.5]), "'recall' is [0.5]"),
-        (lambda: EarlyStopping("loss").on_round_end(SimpleNamespace(), {"round": 0}), "records have no 'loss'"),
+        (
+            lambda: EarlyStopping("loss").on_round_end(SimpleNamespace(), {"round": 0}),
+            ("records have no 'loss'"),
+        ),
         (lambda: Checkpoint("x", best=True), "True is not the name of a field of records"),
     ],
 )
@@ -168,14 +189,17 @@ def test_invalid_arguments_are_errors(make, name, raises):
 @pytest.mark.parametrize("engine", ["serial", "local"])
 def test_a_stopped_fit_restores_the_parameters_of_the_best_round(request, engine):
     chosen = request.getfixturevalue("shared_local") if engine == "local" else "serial"
-    trainer, best = trainer_of(chosen), trainer_of()
+    trainer = trainer_of(chosen)
+    best = trainer_of()
     callback = EarlyStopping("val_loss", mode="max", patience=2)  # the first round is the worst
     returned = fit(trainer, callback, num_epochs=9, **VALIDATION)
     assert (callback.best_round, len(trainer.history)) == (0, 3)
     assert trainer.stopped == "val_loss has not improved for 2 rounds"
     assert_same_bits(returned, fit(best, num_epochs=1))
     assert_same_bits(trainer.get_parameters(), returned)
-    assert trainer.evaluate(X[:20], Y[:20])["loss"] == trainer.history[0]["val_loss"] == callback.best
+    assert (
+        trainer.evaluate(X[:20], Y[:20])["loss"] == trainer.history[0]["val_loss"] == callback.best
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -183,19 +207,24 @@ def test_an_interrupted_and_resumed_fit_ends_alike(tmp_path, k):
     def stopping():
         return EarlyStopping("loss", mode="max", patience=3)
 
-    whole, first, second = trainer_of(), trainer_of(), trainer_of()
+    whole = trainer_of()
+    first = trainer_of()
+    second = trainer_of()
     returned = fit(whole, stopping(), num_epochs=9)
     assert len(whole.history) == 4
     with pytest.raises(KeyboardInterrupt):
         fit(first, stopping(), Checkpoint(tmp_path), InterruptAt(k), num_epochs=9)
     for _ in range(2):  # the second time it has ended
-        assert_same_bits(fit(second, stopping(), Checkpoint(tmp_path), resume=True, num_epochs=9), returned)
+        assert_same_bits(
+            fit(second, stopping(), Checkpoint(tmp_path), resume=True, num_epochs=9), returned
+        )
         assert_alike(second, whole)
     assert max(list_checkpoints(tmp_path)) == 3
 
 
 def test_the_last_checkpoint_has_the_parameters_of_the_last_round(tmp_path):
-    trainer, last = trainer_of(), trainer_of()
+    trainer = trainer_of()
+    last = trainer_of()
     fit(trainer, Checkpoint(tmp_path), EarlyStopping("loss", mode="max", patience=2), num_epochs=9)
     last.restore(tmp_path)
     assert_same_bits(last.get_parameters(), fit(trainer_of(), num_epochs=3))

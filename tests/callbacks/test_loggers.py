@@ -31,7 +31,9 @@ def trainer():
 
 def call_hooks(callback, records, resumed_from=None):
     """Tell a callback of a fit with these records, of a trainer that has those before."""
-    trainer = SimpleNamespace(history=records[: resumed_from or 0], resumed_from=resumed_from, configuration={})
+    trainer = SimpleNamespace(
+        history=records[: resumed_from or 0], resumed_from=resumed_from, configuration={}
+    )
     callback.on_fit_start(trainer, None)
     for record in records[resumed_from:]:
         callback.on_round_start(trainer, record["round"])
@@ -66,7 +68,9 @@ def test_csv_has_a_row_per_round_with_columns_added_later(tmp_path_factory, hist
     assert len(rows) == len(history)
     for cells, record in zip(rows, history, strict=True):
         expected = flatten(record)
-        assert all(cells[name] == ("" if name not in expected else str(expected[name])) for name in cells)
+        assert all(
+            cells[name] == ("" if name not in expected else str(expected[name])) for name in cells
+        )
         assert expected.keys() <= cells.keys()
 
 
@@ -102,7 +106,9 @@ def test_rounds_of_another_run_are_set_aside(tmp_path, logger, resumed_from):
             name = f"history.{earlier + 1}{path.suffix}"
             expected[name] = list(range(resumed_from if resumed_from and earlier else 0, 6))
         if run:
-            with pytest.warns(UserWarning, match=rf"had \d rounds of another run, .* now in history\.{run}\."):
+            with pytest.warns(
+                UserWarning, match=rf"had \d rounds of another run, .* now in history\.{run}\."
+            ):
                 call_hooks(logger(path), records_of(run), resumed_from)
         else:
             call_hooks(logger(path), records_of(run))
@@ -150,10 +156,16 @@ def test_a_file_with_other_contents_is_not_changed(trainer, tmp_path, logger, te
     ("logger", "rounds", "left", "resumed"),
     [
         (JsonLines, 3, 3, None),
-        *((kind, *case) for kind in FILES for case in ((3, 0, None), (3, 17, None), (6, None, 3), (6, -30, 3))),
+        *(
+            (kind, *case)
+            for kind in FILES
+            for case in ((3, 0, None), (3, 17, None), (6, None, 3), (6, -30, 3))
+        ),
     ],
 )
-def test_rounds_after_the_checkpoint_and_a_line_that_was_cut_are_replaced(tmp_path, logger, rounds, left, resumed):
+def test_rounds_after_the_checkpoint_and_a_line_that_was_cut_are_replaced(
+    tmp_path, logger, rounds, left, resumed
+):
     path = path_of(tmp_path, logger)
     call_hooks(logger(path), records_of(1, rounds))
     path.write_bytes(path.read_bytes()[:left])  # killed while it wrote
@@ -167,18 +179,23 @@ def test_unwritable_files_are_errors_before_training(trainer, tmp_path, logger):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file") as raised:
         fit(trainer, logger(tmp_path / "file" / "history.html"))
-    assert raised.value.__notes__[0] == f"Raised in the callback {logger.__name__}, by its on_fit_start."
+    assert raised.value.__notes__[0] == (
+        f"Raised in the callback {logger.__name__}, by its on_fit_start."
+    )
     assert trainer.history == []
 
 
 @pytest.mark.parametrize("logger", FILES)
 def test_a_full_disk_is_a_warning_and_the_fit_ends_well(trainer, tmp_path, logger):
     """The system refuses to let files grow beyond some bytes."""
-    path, before = path_of(tmp_path, logger), resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = path_of(tmp_path, logger)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     again = logger(path.with_stem("again"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
     try:
-        with pytest.warns(UserWarning, match=r"no more rounds are written to .*\[Errno 27") as caught:
+        with pytest.warns(
+            UserWarning, match=r"no more rounds are written to .*\[Errno 27"
+        ) as caught:
             fit(trainer, logger(path), num_epochs=60)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -195,7 +212,9 @@ def events(folder):
     shown = accumulator.EventAccumulator(str(folder), {"scalars": 0, "tensors": 0})
     shown.Reload()
     scalars = {name: shown.Scalars(name) for name in shown.Tags()["scalars"]}
-    texts = {name: shown.Tensors(name)[-1].tensor_proto.string_val[0] for name in shown.Tags()["tensors"]}
+    texts = {
+        name: shown.Tensors(name)[-1].tensor_proto.string_val[0] for name in shown.Tags()["tensors"]
+    }
     return scalars, texts
 
 
@@ -232,7 +251,12 @@ def test_tensorboard_shows_lists_nan_and_rounds_of_a_resumed_fit(tmp_path):
     again = [*records[:2], *(online_record(number, 100.0 + number) for number in range(2, 4))]
     call_hooks(Board(tmp_path), again, resumed_from=2)
     scalars, _ = events(tmp_path)
-    assert [(each.step, each.value) for each in scalars["loss"]] == [(0, 0.5), (1, 1.5), (2, 102.0), (3, 103.0)]
+    assert [(each.step, each.value) for each in scalars["loss"]] == [
+        (0, 0.5),
+        (1, 1.5),
+        (2, 102.0),
+        (3, 103.0),
+    ]
     assert [each.value for each in scalars["val_recall/0"]] == [0.5] * 2
     assert all(math.isnan(each.value) for each in scalars["val_recall/1"])
 
@@ -240,7 +264,9 @@ def test_tensorboard_shows_lists_nan_and_rounds_of_a_resumed_fit(tmp_path):
 @pytest.mark.parametrize("kind", [JsonLines, Csv])
 def test_special_files_are_not_replaced(trainer, kind, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileExistsError, match=r"it exists and is not a regular file; give another path: .*pipe"):
+    with pytest.raises(
+        FileExistsError, match=r"it exists and is not a regular file; give another path: .*pipe"
+    ):
         fit(trainer, kind(tmp_path / "pipe"))
     assert (tmp_path / "pipe").is_fifo()
 
@@ -248,16 +274,21 @@ def test_special_files_are_not_replaced(trainer, kind, tmp_path):
 def begin(connection, kind, path):
     """Begin a fit that writes to a file, and report why that is not possible."""
     try:
-        kind(path).on_fit_start(SimpleNamespace(history=[], resumed_from=None, configuration={}), None)
+        kind(path).on_fit_start(
+            SimpleNamespace(history=[], resumed_from=None, configuration={}), None
+        )
     except BlockingIOError as error:
         connection.send(str(error))
 
 
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
-    """Whichever program it is of: rounds of the two would alternate, and a resumed one would remove the other's."""
+    """Whichever program it is of: rounds of the two would alternate, and a resumed one would remove
+    the other's.
+    """
     path = tmp_path / "history"
-    first, second = kind(path), kind(path)
+    first = kind(path)
+    second = kind(path)
     trainer = SimpleNamespace(history=[], resumed_from=None, configuration={})
     first.on_fit_start(trainer, None)
     before = path.read_bytes()
@@ -305,7 +336,10 @@ def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monk
     assert reading.read() == (4, False, False)
     text = path.read_text()
     assert ">complete<" in text
-    assert all(part in text for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report"))
+    assert all(
+        part in text
+        for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report")
+    )
     fit(trainer, Report(path), num_epochs=4)
     assert len(PageReader(path.read_text()).rows(-1)) == 8
     assert list(path.parent.iterdir()) == [path]
@@ -319,7 +353,10 @@ class Failing(Callback):
 
 @pytest.mark.parametrize(
     ("ending", "why", "rounds"),
-    [(StopAfter(0), "stopped: enough", 1), (Failing(), "failed: RuntimeError: enough of <this>", 3)],
+    [
+        (StopAfter(0), "stopped: enough", 1),
+        (Failing(), "failed: RuntimeError: enough of <this>", 3),
+    ],
 )
 def test_reports_show_why_a_fit_ended_early(trainer, tmp_path, ending, why, rounds):
     with suppress(RuntimeError):

@@ -57,25 +57,34 @@ def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
 
 
 def test_the_bar_has_the_width_that_the_window_has_now(monkeypatch):
-    """A widget takes this as 100%; else it does not shrink, and in narrow notebooks only its text is seen."""
+    """A widget takes this as 100%; else it does not shrink, and in narrow notebooks only its text
+    is seen.
+    """
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal:
         widen = [
-            CallAt(hook, lambda _, columns=columns: termios.tcsetwinsize(theirs, (24, columns)), number=number)
+            CallAt(
+                hook,
+                lambda _, columns=columns: termios.tcsetwinsize(theirs, (24, columns)),
+                number=number,
+            )
             for hook, number, columns in (("fit_start", 0, 60), ("round_end", 1, 120))
         ]
         termios.tcsetwinsize(theirs, (24, 60))
         monkeypatch.setattr(sys, "stderr", terminal)
         fit(trainer_of(), *widen, progress=True)
         monkeypatch.undo()
-        bars = [len(bar) for bar in re.split("[\r\n]+", os.read(ours, 1 << 16).decode()) if "%|" in bar]
+        bars = [
+            len(bar) for bar in re.split("[\r\n]+", os.read(ours, 1 << 16).decode()) if "%|" in bar
+        ]
     os.close(ours)
     assert max(bars) > 100
     assert bars[0] <= 60
 
 
 def test_engines_report_the_samples_that_were_trained(engine):
-    trainer, counts = trainer_of(engine), []
+    trainer = trainer_of(engine)
+    counts = []
     at = [
         CallAt(hook, lambda each: counts.append(each.trained_samples()), number=number)
         for hook, number in (("fit_start", 0), ("round_end", 2))
@@ -90,7 +99,9 @@ def test_other_streams_show_a_line_per_round(monkeypatch):
     assert first == "starting 3 workers"
     assert len(lines) == 3
     for number, (line, record) in enumerate(zip(lines, trainer.history, strict=True)):
-        assert line.startswith(f"round {number}, epoch {number + 1}, loss {record['loss']:.4f}, accuracy ")
+        assert line.startswith(
+            f"round {number}, epoch {number + 1}, loss {record['loss']:.4f}, accuracy "
+        )
         assert line.endswith(f", {record['samples_per_second']:,.0f} samples/s")
 
 
@@ -142,13 +153,22 @@ def test_what_is_worth_a_line_comes_first(monkeypatch, shared_local):
     """Workers that take turns, batches without enough samples, and integers that become floats."""
     monkeypatch.setattr(sys, "stderr", text := io.StringIO())
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"rooms": range(60), **{f"x{number}": np.ones(60, "float32") for number in range(5)}})
+    frame = pandas.DataFrame(
+        {"rooms": range(60), **{f"x{number}": np.ones(60, "float32") for number in range(5)}}
+    )
     workers = 10 * shared_local.slots(Resources())
-    fit(trainer_of(shared_local, workers, net=mlp), data=(frame, np.zeros(60, int)), batch_size=7, progress=True)
+    fit(
+        trainer_of(shared_local, workers, net=mlp),
+        data=(frame, np.zeros(60, int)),
+        batch_size=7,
+        progress=True,
+    )
     integers, batches, turns, start, *_ = text.getvalue().splitlines()
     assert integers.startswith("the integers of 'rooms' in x become float32")
     assert batches == TOO_FEW.format(-(-60 // workers), 7) + f"any of {workers} blocks"
-    assert turns.startswith(f"{workers} workers take turns, as {workers // 10} can train at a time: ")
+    assert turns.startswith(
+        f"{workers} workers take turns, as {workers // 10} can train at a time: "
+    )
     assert start == f"starting {workers} workers"
 
 
@@ -201,7 +221,8 @@ trainer.fit(np.zeros((40, 4), np.float32), np.zeros(40, np.int64), num_epochs=2,
 
 
 def test_notebooks_without_widgets_show_a_line_per_round_and_no_warning():
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
     if find_spec("ipywidgets"):
         pytest.skip("with widgets there is a bar")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])

@@ -18,7 +18,10 @@ from tests.helpers.small_fits import PLAIN_SGD as SGD
 from tests.helpers.small_fits import fit, trainer_of
 
 pytestmark = pytest.mark.filterwarnings(  # of the trackers' own dependencies
-    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestWarning"
+    "ignore::DeprecationWarning",
+    "ignore::ResourceWarning",
+    "ignore::FutureWarning",
+    "ignore::pytest.PytestWarning",
 )
 
 
@@ -45,8 +48,13 @@ def mlflow_run(store, tracker):
 
     client = MlflowClient(store)
     run = client.get_run(tracker.run_id)
-    steps = {name: client.get_metric_history(tracker.run_id, name) for name in ("loss", "accuracy", "epoch")}
-    return run, {name: [(each.step, each.value) for each in history] for name, history in steps.items()}
+    steps = {
+        name: client.get_metric_history(tracker.run_id, name)
+        for name in ("loss", "accuracy", "epoch")
+    }
+    return run, {
+        name: [(each.step, each.value) for each in history] for name, history in steps.items()
+    }
 
 
 def artifact(store, tracker, name=""):
@@ -56,7 +64,8 @@ def artifact(store, tracker, name=""):
 
 
 def test_mlflow_has_every_round_and_the_settings(mlflow_store):
-    trainer, tracker = trainer_of(optimizer=SGD), MLflow("small", run_name="a", tracking_uri=mlflow_store)
+    trainer = trainer_of(optimizer=SGD)
+    tracker = MLflow("small", run_name="a", tracking_uri=mlflow_store)
     fit(trainer, tracker)
     fit(trainer, copy.deepcopy(tracker), num_epochs=1)  # a second fit goes on in the same run
     run, steps = mlflow_run(mlflow_store, tracker)
@@ -65,7 +74,8 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
     for name, values in steps.items():
         assert values == [(record["round"], record[name]) for record in trainer.history]
     folder = artifact(mlflow_store, tracker)
-    saved, final = parameters.load(folder / "parameters.safetensors"), trainer.get_parameters()
+    saved = parameters.load(folder / "parameters.safetensors")
+    final = trainer.get_parameters()
     assert_same_bits({name: saved[name] for name in final}, final)
     assert (folder / "report.html").read_text().count("</html>") == 1
 
@@ -74,7 +84,10 @@ def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store):
     tracker = MLflow(tracking_uri=mlflow_store)
     settings = {f"fit.option{number}": str(number) for number in range(3 * MOST_PARAMETERS + 1)}
     text = "Linear()\n" * 99
-    configuration = {"fit": {name.removeprefix("fit."): value for name, value in settings.items()}, "net": text}
+    configuration = {
+        "fit": {name.removeprefix("fit."): value for name, value in settings.items()},
+        "net": text,
+    }
     tracker.on_fit_start(SimpleNamespace(configuration=configuration, history=[]), None)
     assert mlflow_run(mlflow_store, tracker)[0].data.params == {**settings, "net": text[:MAX_VALUE]}
     assert artifact(mlflow_store, tracker, "settings/net.txt").read_text() == text
@@ -82,13 +95,13 @@ def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store):
 
 def test_mlflow_gets_names_of_other_characters(mlflow_store):
     sgd = {**SGD, "groups": {"*.bias": {"lr": 0.01}}}
-    trainer, tracker = (
-        trainer_of(optimizer=sgd, metric={"top-1 (%)": "accuracy"}),
-        MLflow(tracking_uri=mlflow_store),
-    )
+    trainer = trainer_of(optimizer=sgd, metric={"top-1 (%)": "accuracy"})
+    tracker = MLflow(tracking_uri=mlflow_store)
     fit(trainer, tracker, num_epochs=1)
     data = mlflow_run(mlflow_store, tracker)[0].data
-    assert {"0.01"} == {value for name, value in data.params.items() if name.endswith("groups._.bias.lr")}
+    assert {"0.01"} == {
+        value for name, value in data.params.items() if name.endswith("groups._.bias.lr")
+    }
     assert data.metrics["top-1 ___"] == trainer.history[-1]["top-1 (%)"]
 
 
@@ -120,14 +133,21 @@ def test_failed_fits_are_failed_runs(mlflow_store):
 @pytest.mark.slow  # it takes seconds to import
 def test_weights_and_biases_has_the_numbers_of_the_round(tmp_path):
     wandb = pytest.importorskip("wandb")
-    with wandb.init(project="small", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
-        trainer, tracker = trainer_of(optimizer=SGD), WandB()
+    with wandb.init(
+        project="small", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)
+    ) as run:
+        trainer = trainer_of(optimizer=SGD)
+        tracker = WandB()
         fit(trainer, tracker)
         assert tracker.run_id == run.id
         assert run.summary["loss"] == trainer.history[-1]["loss"]
         assert run.step == 3
         assert run.config["build"]["optimizer"]["arguments"]["lr"] == 0.1
-        staged = [path for path in tmp_path.rglob("*") if path.is_file() and b"</html>" in path.read_bytes()]
+        staged = [
+            path
+            for path in tmp_path.rglob("*")
+            if path.is_file() and b"</html>" in path.read_bytes()
+        ]
         assert len(staged) == 1
 
 
@@ -161,7 +181,9 @@ class Broken(_Tracker):
 
 def test_a_tracker_that_fails_does_not_end_the_fit():
     tracker = Broken()
-    with pytest.warns(UserWarning, match="Broken stops logging this fit: ConnectionError: no route") as caught:
+    with pytest.warns(
+        UserWarning, match=("Broken stops logging this fit: ConnectionError: no route")
+    ) as caught:
         fit(trainer_of(), tracker)
     assert len(caught) == 1
     assert tracker.logged == [0, 1, True]
@@ -173,14 +195,17 @@ def test_an_upload_that_fails_leaves_no_run_open(mlflow_store, monkeypatch):
 
     tracker = MLflow(tracking_uri=mlflow_store)
     monkeypatch.setattr(tracker, "_log_files", refuse)
-    with pytest.warns(UserWarning, match="not upload the final parameters and the report: .*: no route") as caught:
+    with pytest.warns(
+        UserWarning, match=("not upload the final parameters and the report: .*: no route")
+    ) as caught:
         fit(trainer_of(), tracker, num_epochs=1)
     assert len(caught) == 1
     assert mlflow_run(mlflow_store, tracker)[0].info.status == "FINISHED"
 
 
 def test_resumed_fits_go_on_in_the_same_run():
-    tracker, other = Broken(), Broken()
+    tracker = Broken()
+    other = Broken()
     fit(trainer_of(), tracker, num_epochs=1)
     other.load_state_dict(tracker.state_dict())
     fit(trainer_of(), other, num_epochs=1)

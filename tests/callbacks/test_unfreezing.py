@@ -1,4 +1,6 @@
-"""Fine-tuning: frozen parts do not drift, and those that are unfrozen train as in a plain loop, on every engine."""
+"""Fine-tuning: frozen parts do not drift, and those that are unfrozen train as in a plain loop, on
+every engine.
+"""
 
 import copy
 
@@ -26,7 +28,9 @@ def frozen_net():
 
 
 def fine_tuned(epoch, factor, epochs):
-    """Train the head in a plain loop, with rates that halve in each epoch, the first layer from some epoch on."""
+    """Train the head in a plain loop, with rates that halve in each epoch, the first layer from
+    some epoch on.
+    """
     net = frozen_net()
     optimizer = torch.optim.Adam(net[4].parameters(), lr=0.01)
     with intra_op_threads(1), random_state(0, "cpu"):
@@ -50,7 +54,14 @@ def halving(epoch):
 def test_one_worker_is_a_plain_loop(epoch):
     """Also after an epoch that is not reached."""
     trainer = trainer_of(workers=1, net=frozen_net, schedule=halving)
-    ours = fit(trainer, Unfreeze("0", epoch=epoch, factor=0.5), blocks=1, batch_size=19, num_epochs=4, **STILL)
+    ours = fit(
+        trainer,
+        Unfreeze("0", epoch=epoch, factor=0.5),
+        blocks=1,
+        batch_size=19,
+        num_epochs=4,
+        **STILL,
+    )
     assert_same_bits(ours, fine_tuned(epoch, 0.5, 4))
     statistics = state_arrays(frozen_net())["1.running_mean"]
     np.testing.assert_array_equal(ours["1.running_mean"], statistics)
@@ -58,7 +69,9 @@ def test_one_worker_is_a_plain_loop(epoch):
 
 @pytest.mark.parametrize("state", ["average", "reset_blocks", *slow("keep", "reset")])
 def test_engines_and_resumes_give_the_same_bits(state, shared_local, tmp_path):
-    """Resumed before and after the first round that trains the layer, which begins one epoch late."""
+    """Resumed before and after the first round that trains the layer, which begins one epoch
+    late.
+    """
     callbacks = [Unfreeze("0.weight", epoch=1), Unfreeze("0", epoch=3)]
     options = {"merge": Merge(every=2, optimizer_state=state), "num_epochs": 7}
     whole, local = (trainer_of(engine, net=frozen_net) for engine in ("serial", shared_local))
@@ -69,7 +82,8 @@ def test_engines_and_resumes_give_the_same_bits(state, shared_local, tmp_path):
         resumed = trainer_of(net=frozen_net)
         fit(resumed, *callbacks, resume=tmp_path / f"round-{number:06}", **options)
         assert_alike(resumed, whole)
-    frozen, before = whole.get_parameters(), state_arrays(frozen_net())
+    frozen = whole.get_parameters()
+    before = state_arrays(frozen_net())
     assert [name for name in before if np.array_equal(frozen[name], before[name])] == [
         name for name in before if name.startswith("1.")
     ]
@@ -80,12 +94,18 @@ def test_other_modes_are_another_network(tmp_path):
     other = awkward_net()
     other[3].eval()
     with pytest.raises(ValueError, match="modules in evaluation mode was , and is 3"):
-        fit(trainer_of(net=lambda: copy.deepcopy(other)), Checkpoint(tmp_path), num_epochs=2, resume=True)
+        fit(
+            trainer_of(net=lambda: copy.deepcopy(other)),
+            Checkpoint(tmp_path),
+            num_epochs=2,
+            resume=True,
+        )
 
 
 def test_mistakes_are_found(tmp_path):
     with pytest.raises(
-        ValueError, match=r"Unfreeze\('4'\) matches no frozen parameter; the frozen ones are 0.weight, 0.bias"
+        ValueError,
+        match=r"Unfreeze\('4'\) matches no frozen parameter; the frozen ones are 0.weight, 0.bias",
     ):
         fit(trainer_of(net=frozen_net), Unfreeze("4", epoch=1))
     lbfgs = {"optimizer": torch.optim.LBFGS, "lr": 0.1}

@@ -20,10 +20,14 @@ exec /bin/sh -c "$*"
 
 
 class FakeMachine:
-    """A machine that has only the programs a test adds; ``bin`` is its PATH, ``home`` its COMPSS_HOME."""
+    """A machine that has only the programs a test adds; ``bin`` is its PATH, ``home`` its
+    COMPSS_HOME.
+    """
 
     def __init__(self, folder):
-        self.folder, self.bin, self.home = folder, folder / "bin", folder / "COMPSs"
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.home = folder / "COMPSs"
         self.bin.mkdir()
         (self.home / "Runtime").mkdir(parents=True)
 
@@ -52,16 +56,33 @@ class FakeMachine:
     def add_python(self, **changes):
         """Add a Python that answers the probe, with changes, and return its path."""
         versions = {"python": platform.python_version(), "torch": metadata.version("torch")}
-        others = {"compss_train": __version__, "cpus": 4, "gpus": 0, "java": True, "compss": True, "problems": {}}
+        others = {
+            "compss_train": __version__,
+            "cpus": 4,
+            "gpus": 0,
+            "java": True,
+            "compss": True,
+            "problems": {},
+        }
         answer = {**versions, **others, **changes}
-        return str(self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer)))
+        return str(
+            self.add_printing_program(
+                "python-there", "Welcome to this machine!", json.dumps(answer)
+            )
+        )
 
     def findings(self, *nodes, **request):
         """Return what the doctor finds, by name; with nodes in COMPSs's two files."""
         if nodes:
             project, resources = write(self.folder / "files", nodes, install_dir=self.home)
             request = {"project": project, "resources": resources, **request}
-        given = {"engine": "compss", "project": None, "resources": None, "nodes": (), "python": "python3"}
+        given = {
+            "engine": "compss",
+            "project": None,
+            "resources": None,
+            "nodes": (),
+            "python": "python3",
+        }
         options = {**given, **request}
         return {finding.name: finding for finding in examine(argparse.Namespace(**options))}
 

@@ -1,4 +1,6 @@
-"""Runs whose files are damaged: the results of whole ones, or one line that names the file; never a traceback."""
+"""Runs whose files are damaged: the results of whole ones, or one line that names the file; never a
+traceback.
+"""
 
 import random
 import shutil
@@ -31,7 +33,10 @@ def made(name, printed):
         return np.load("y.npy").tolist()
     if name.startswith("evaluate"):
         return printed
-    return {key: array.tolist() for key, array in parameters.load("runs/small/parameters.safetensors").items()}
+    return {
+        key: array.tolist()
+        for key, array in parameters.load("runs/small/parameters.safetensors").items()
+    }
 
 
 @pytest.mark.filterwarnings("always")

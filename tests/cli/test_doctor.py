@@ -29,7 +29,9 @@ signal.pause()
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A machine with torch, two cores with two threads each, and nothing of COMPSs but an empty folder."""
+    """A machine with torch, two cores with two threads each, and nothing of COMPSs but an empty
+    folder.
+    """
     fake = FakeMachine(tmp_path)
     monkeypatch.setenv("PATH", str(fake.bin))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -53,7 +55,12 @@ def test_all_is_missing_on_an_empty_machine(bare, monkeypatch):
     findings = bare.findings()
     assert missing(findings) == {"pycompss", "COMPSS_HOME", "java", "runcompss", "ssh to localhost"}
     assert all(findings[name].advice for name in missing(findings))
-    assert states(findings, "Python", "torch", "numpy", "JAVA_HOME") == ["ok", "ok", "ok", "warning"]
+    assert states(findings, "Python", "torch", "numpy", "JAVA_HOME") == [
+        "ok",
+        "ok",
+        "ok",
+        "warning",
+    ]
 
 
 def test_nothing_is_missing_with_a_complete_compss(machine, monkeypatch):
@@ -88,7 +95,12 @@ def test_output_and_exit_codes(machine, capsys):
 
     answer = json.loads(printed("--json", code=0))
     assert answer["ready"] is True
-    assert {"name": "numpy", "state": "ok", "found": metadata.version("numpy"), "advice": ""} in answer["findings"]
+    assert {
+        "name": "numpy",
+        "state": "ok",
+        "found": metadata.version("numpy"),
+        "advice": "",
+    } in answer["findings"]
     assert json.loads(printed("--json", "--nodes", "nowhere", code=1))["ready"] is False
     lines = printed(code=0).splitlines()
     assert lines[-1] == "The compss engine can run here."
@@ -155,11 +167,15 @@ def test_versions_on_nodes_go_together_up_to_builds_and_patches(machine):
     problems = {"compss_train": "ModuleNotFoundError: compss_train"}
     other = machine.add_python(**versions, java=False, compss=False, problems=problems)
     findings = machine.findings(nodes=("n1",), python=other)
-    assert missing(findings) == {f"{name} on n1" for name in ("python", "torch", "compss_train", "java", "COMPSs")}
+    assert missing(findings) == {
+        f"{name} on n1" for name in ("python", "torch", "compss_train", "java", "COMPSs")
+    }
     assert findings["torch on n1"].found == f"1.0, but {metadata.version('torch')} here"
     torch = metadata.version("torch").split("+")[0]
     python = ".".join([*platform.python_version().split(".")[:2], "99"])
-    findings = machine.findings(nodes=("n1",), python=machine.add_python(torch=f"{torch}+cu999", python=python))
+    findings = machine.findings(
+        nodes=("n1",), python=machine.add_python(torch=f"{torch}+cu999", python=python)
+    )
     assert states(findings, "torch on n1", "python on n1") == ["ok", "ok"]
 
 
@@ -167,7 +183,13 @@ def test_probe_in_a_real_python(machine, tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libcudart is not there')")
     probe = doctor.probe_program(machine.home)
     environment = {"PYTHONPATH": str(tmp_path), "PATH": str(machine.bin)}
-    options = {"input": probe, "capture_output": True, "text": True, "check": True, "env": environment}
+    options = {
+        "input": probe,
+        "capture_output": True,
+        "text": True,
+        "check": True,
+        "env": environment,
+    }
     seen = json.loads(subprocess.run([sys.executable, "-"], **options).stdout)
     assert seen["python"] == platform.python_version()
     assert (seen["torch"], seen["compss"], seen["java"], seen["gpus"]) == (None, True, True, 0)

@@ -48,7 +48,12 @@ def test_a_run_equals_the_same_calls_of_the_library(run_file, command, samples):
     folder = run_file.parent / "runs" / "small"
     dataset = Dataset(*(BlockedTensor.from_array(part, (4, 1)) for part in samples()))
     training, validation = split_validation(dataset, 0.25, seed=3)
-    options = {"num_epochs": 3, "batch_size": 8, "progress": False, "sample_weight": training.weight}
+    options = {
+        "num_epochs": 3,
+        "batch_size": 8,
+        "progress": False,
+        "sample_weight": training.weight,
+    }
     with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy", "accuracy", class_weight=[1, 2, 0.5])
         expected = trainer.fit(training.x, training.y, validation_data=validation[:2], **options)
@@ -64,9 +69,13 @@ def test_a_run_equals_the_same_calls_of_the_library(run_file, command, samples):
 
 
 @pytest.mark.parametrize("seed", ["seed = 3\n", ""], ids=["given", "drawn"])
-def test_the_saved_run_file_repeats_the_run_from_any_folder(run_file, command, tmp_path, monkeypatch, seed):
+def test_the_saved_run_file_repeats_the_run_from_any_folder(
+    run_file, command, tmp_path, monkeypatch, seed
+):
     run_file.write_text(run_file.read_text().replace("seed = 3\n", seed))
-    command("fit", run_file, "--workers", 1, settings=["fit.num_epochs=2", "build.optimizer.lr=0.1"])
+    command(
+        "fit", run_file, "--workers", 1, settings=["fit.num_epochs=2", "build.optimizer.lr=0.1"]
+    )
     folder = tmp_path / "runs" / "small"
     table = tomllib.loads((folder / "config.toml").read_text())
     assert table["fit"]["num_epochs"] == 2
@@ -88,12 +97,19 @@ def test_a_run_resumes_in_a_folder_that_was_moved(run_file, command, tmp_path):
     assert [record["round"] for record in history(tmp_path / "moved")] == [0, 1, 2]
     assert not (tmp_path / "first").exists()
     config = tmp_path / "moved" / "config.toml"
-    config.write_text(config.read_text().replace(f'home = "{tmp_path}"', 'home = "/nowhere/at/all"'))
-    assert "its home folder /nowhere/at/all does not exist" in command("fit", "moved", "--resume", code=2).err
+    config.write_text(
+        config.read_text().replace(f'home = "{tmp_path}"', ('home = "/nowhere/at/all"'))
+    )
+    assert (
+        "its home folder /nowhere/at/all does not exist"
+        in command("fit", "moved", "--resume", code=2).err
+    )
 
 
 @pytest.mark.parametrize("engine", ["serial", pytest.param("local", marks=pytest.mark.slow)])
-def test_modules_and_files_next_to_the_run_file_are_found(run_file, command, tmp_path, monkeypatch, engine):
+def test_modules_and_files_next_to_the_run_file_are_found(
+    run_file, command, tmp_path, monkeypatch, engine
+):
     x, y = data()
     np.save("x.npy", x)
     np.save("y.npy", y)
@@ -128,7 +144,9 @@ def test_all_files_are_written_if_they_are_enabled(run_file, command, tmp_path):
     pytest.importorskip("tensorboard")
     keys = [f"output.{key}=true" for key in ("csv", "tensorboard", "report")]
     profile = "output.profile={round = 1, worker = 1}"
-    output = command("fit", run_file, settings=[*keys, profile, "build.compile={backend = 'eager'}"]).out
+    output = command(
+        "fit", run_file, settings=[*keys, profile, ("build.compile={backend = 'eager'}")]
+    ).out
     folder = tmp_path / "runs" / "small"
     assert "history.csv" in output
     assert len((folder / "history.csv").read_text().splitlines()) == 4
@@ -149,8 +167,11 @@ END = "fit.callbacks=[{{import='tests.cli.user_objects:Terminate', after=1, how=
         ("fit.num_epochs=2", 0, "2 epochs in 2 rounds"),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(run_file, trained, command, tmp_path, setting, code, said):
-    output = command("fit", run_file, "--output", "ended", "--resume", "--set", setting, code=code)  # starts a run
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    run_file, trained, command, tmp_path, setting, code, said
+):
+    # Starts a run.
+    output = command("fit", run_file, "--output", "ended", "--resume", "--set", setting, code=code)
     assert said in output.err + output.out
     assert len(history(tmp_path / "ended")) < 3
     command("fit", run_file, "--output", "ended", "--resume")
@@ -165,7 +186,9 @@ def test_a_folder_that_another_program_locks_is_unchanged(run_file, fitted, comm
     lock = FolderLock(Path(f"{fitted}{place}"))
     lock.acquire()
     output = command("fit", run_file, how, "--set", "fit.num_epochs=9", code=2).err
-    assert re.search(rf"runs/small{place}: process {os.getpid()} on \S+ is writing to this folder", output)
+    assert re.search(
+        rf"runs/small{place}: process {os.getpid()} on \S+ is writing to this folder", output
+    )
     assert_same_bits(saved(fitted), before[0])
     assert history(fitted) == before[1]
     assert (fitted / "config.toml").read_text() == before[2]
@@ -182,7 +205,9 @@ def test_a_run_is_replaced_only_with_overwrite(run_file, fitted, command):
     assert "runs/small holds a run: --resume continues it, --overwrite removes it" in output.err
     shutil.rmtree(fitted / "checkpoints")
     output = command("fit", run_file, "--resume", code=2).err
-    assert "runs/small holds a run that has ended, and no checkpoint to resume it from; --overwrite" in output
+    assert (
+        "runs/small holds a run that has ended, and no checkpoint to resume it from; --overwrite"
+    ) in output
     assert_same_bits(saved(fitted), before)
     command("fit", run_file, "--set", "trainer.seed=4", "--overwrite")
     assert any((saved(fitted)[name] != before[name]).any() for name in before)
@@ -192,7 +217,12 @@ def test_a_run_is_replaced_only_with_overwrite(run_file, fitted, command):
 
 def test_keys_are_printed_and_the_example_trains_as_it_is(command, tmp_path, monkeypatch):
     output = command("fit", "--keys").out
-    lines = ("num_epochs (required)", 'merge = "synchronous"', 'precision = "fp32"', 'num_workers = "none"')
+    lines = (
+        "num_epochs (required)",
+        'merge = "synchronous"',
+        'precision = "fp32"',
+        ('num_workers = "none"'),
+    )
     assert all(f"  {line} " in output for line in lines)
     assert "validation_data" not in output
     monkeypatch.chdir(tmp_path)
@@ -256,7 +286,13 @@ def nothing_written(run_file):
 
 def test_a_dry_run_prints_the_plan(run_file, command, nothing_written):
     output = command("fit", run_file, "--dry-run", settings=["fit.shuffle=total"]).out
-    sizes = ("45 samples in 4 blocks", "15 samples in 2 blocks\n", "2 (serial)", "num_epochs=3", "Sequential, 163")
+    sizes = (
+        "45 samples in 4 blocks",
+        "15 samples in 2 blocks\n",
+        "2 (serial)",
+        "num_epochs=3",
+        ("Sequential, 163"),
+    )
     assert all(text in output for text in sizes)
 
 
@@ -266,24 +302,42 @@ ERRORS = {
     "fit.validation_data=1": "[fit]: unknown key validation_data",
     "fit.earlystoping=true": "[fit]: unknown key earlystoping; did you mean early_stopping?",
     "fit.num_epochs=0": "[fit]: num_epochs=0: give an integer of at least 1",
-    "fit.batch_size=none": "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one",
-    "fit.buffer=foo": "[fit]: buffer: 'foo': give a table, whose keys are kind, capacity, threshold",
-    "build.schedule=3": "[build]: schedule: 3: give a table, whose keys are function, steps, unit, or an object by",
+    "fit.batch_size=none": (
+        "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one"
+    ),
+    "fit.buffer=foo": (
+        "[fit]: buffer: 'foo': give a table, whose keys are kind, capacity, threshold"
+    ),
+    "build.schedule=3": (
+        "[build]: schedule: 3: give a table, whose keys are function, steps, unit, or an object by"
+    ),
     f"fit.callbacks='import:{USER_OBJECTS}:data'": "give a list of callbacks",
-    "fit.callbacks=['import:compss_train.callbacks:ProgressBar']": "is not a Callback; call the class",
-    "fit.early_stopping={patient=1}": "[fit] early_stopping: unknown key patient; did you mean patience",
+    "fit.callbacks=['import:compss_train.callbacks:ProgressBar']": (
+        "is not a Callback; call the class"
+    ),
+    "fit.early_stopping={patient=1}": (
+        "[fit] early_stopping: unknown key patient; did you mean patience"
+    ),
     "build.loss=entropy": "[build]: unknown loss 'entropy'; choose one of mean_squared_error",
     "build.metric=acuracy": "did you mean accuracy?",
     "build.optimizer.optimizer=adamm": "unknown optimizer 'adamm'; choose one of ",
     "build.optimizer.learning_rate=1": "no parameter ['learning_rate']; it takes lr, momentum",
-    "build.optimizer=adam": '[build]: optimizer = "adam" is a string; give a table, for example { optimizer =',
+    "build.optimizer=adam": (
+        '[build]: optimizer = "adam" is a string; give a table, for example { optimizer ='
+    ),
     "build.optimizer.lr=-1": "[build]: Invalid learning rate: -1",
-    "network.import=tests.helpers.models:mpl": "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no",
-    "network.input=3": "calling tests.helpers.models:mlp failed: TypeError: mlp() got an unexpected keyword",
+    "network.import=tests.helpers.models:mpl": (
+        "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no"
+    ),
+    "network.input=3": (
+        "calling tests.helpers.models:mlp failed: TypeError: mlp() got an unexpected keyword"
+    ),
     "trainer.engine=cloud": "[trainer]: engine='cloud' is not an engine; choose one of auto",
     "validation.fraction=2": "[validation]: fraction=2: give a number above 0 and below 1",
     "data.blocks=99": "[data]: blocks=99 makes 99 blocks of 60 samples",
-    "output.checkpoint=3": "[output] checkpoint: 3: give true, false, or a table of the options of Checkpoint",
+    "output.checkpoint=3": (
+        "[output] checkpoint: 3: give true, false, or a table of the options of Checkpoint"
+    ),
     "output.checkpoint={evry=3}": "[output] checkpoint: unknown key evry; did you mean every?",
     "output.where=x": "[output]: unknown key where",
     "output.folder=3": "[output]: folder = 3: give a string",
@@ -321,12 +375,18 @@ def test_a_dry_run_trains_on_a_batch(run_file, command, nothing_written, setting
 
 
 @pytest.mark.parametrize("setting", [STOP, "output.checkpoint={{best='{}', mode='{}'}}"])
-def test_callbacks_monitor_what_is_measured_and_nothing_else(run_file, command, nothing_written, setting):
+def test_callbacks_monitor_what_is_measured_and_nothing_else(
+    run_file, command, nothing_written, setting
+):
     for monitor in ("accuracy", "val_accuracy", "loss"):
         command("fit", run_file, "--dry-run", settings=[setting.format(monitor, "max")])
     for arguments in (("--dry-run",), ()):
-        output = command("fit", run_file, *arguments, code=2, settings=[setting.format("val_acuracy", "max")]).err
-        assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
+        output = command(
+            "fit", run_file, *arguments, code=2, settings=[setting.format("val_acuracy", "max")]
+        ).err
+        assert (
+            "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss"
+        ) in output
         assert "did you mean val_accuracy?" in output
 
 
@@ -334,26 +394,50 @@ def test_callbacks_monitor_what_is_measured_and_nothing_else(run_file, command, 
 def test_a_dry_run_warns_as_fit_does(run_file, command):
     other = f"fit.callbacks=[{{import='{USER_OBJECTS}:Other'}}]"
     output = command("fit", run_file, "--dry-run", "--workers", 5, settings=[other])
-    idle = "5 workers share 4 blocks, so some have nothing to train; cut the data into at least 5 blocks, or"
+    idle = (
+        "5 workers share 4 blocks, so some have nothing to train; cut the data into at least "
+        "5 blocks, or"
+    )
     assert f"compss-train fit: {idle}" in output.err
     assert "compss-train fit: fits do not call on_epoch_end of Other" in output.err
     assert "No errors found" in output.out
 
 
 def test_a_dry_run_shows_the_lines_of_a_fit(run_file, command):
-    large = {"settings": ["fit.batch_size=50", "fit.num_batches_per_worker=none", "fit.progress=true"]}
-    line = "batches have 12 samples at most, not batch_size=50: there are no more in any of 4 blocks"
+    large = {
+        "settings": ["fit.batch_size=50", "fit.num_batches_per_worker=none", "fit.progress=true"]
+    }
+    line = (
+        "batches have 12 samples at most, not batch_size=50: there are no more in any of 4 blocks"
+    )
     assert command("fit", run_file, "--dry-run", **large).err.strip() == line
-    assert command("fit", run_file, "--dry-run", settings=[*large["settings"], "fit.progress=false"]).err == ""
+    assert (
+        command(
+            "fit", run_file, "--dry-run", settings=[*large["settings"], "fit.progress=false"]
+        ).err
+        == ""
+    )
     assert command("fit", run_file, **large).err.startswith(line)
 
 
 def test_the_errors_of_all_sections_are_printed_at_once(run_file, command):
-    settings = ["fit.epochs=1", "network.import=no:thing", "validation.fraction=7", "build.losss=mse", "fti.a=1"]
+    settings = [
+        "fit.epochs=1",
+        "network.import=no:thing",
+        "validation.fraction=7",
+        "build.losss=mse",
+        "fti.a=1",
+    ]
     output = command("fit", run_file, code=2, settings=settings).err
     assert all(
         place in output
-        for place in ("[fit]: ", "[network]: ", "[validation]: ", "[build]: ", "unknown section fti")
+        for place in (
+            "[fit]: ",
+            "[network]: ",
+            "[validation]: ",
+            "[build]: ",
+            ("unknown section fti"),
+        )
     )
     run_file.write_text("fit = 3\nnum_epochs = 3\n")
     output = command("fit", run_file, code=2).err
@@ -364,14 +448,31 @@ def test_the_errors_of_all_sections_are_printed_at_once(run_file, command):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("moved", "history.csv: No such file or directory Raised in the callback Csv, .* And the results were not"),
-        ("a folder", "parameters.safetensors: Is a directory .* --resume continues from the last checkpoint"),
+        (
+            "moved",
+            (
+                "history.csv: No such file or directory Raised in the callback Csv, .* And "
+                "the results were not"
+            ),
+        ),
+        (
+            "a folder",
+            (
+                "parameters.safetensors: Is a directory .* --resume continues from the "
+                "last checkpoint"
+            ),
+        ),
     ],
 )
 def test_a_folder_that_changes_while_a_fit_runs(run_file, command, tmp_path, how, said):
-    """The error of the fit is printed, not only that of saving its results in what has become of the folder."""
+    """The error of the fit is printed, not only that of saving its results in what has become of
+    the folder.
+    """
     folder = tmp_path / "runs" / "small"
-    disturb = f"fit.callbacks=[{{import='tests.cli.user_objects:Disturb', folder='{folder}', how='{how}'}}]"
+    disturb = (
+        f"fit.callbacks=[{{import='tests.cli.user_objects:Disturb', folder='{folder}', "
+        f"how='{how}'}}]"
+    )
     err = command("fit", run_file, code=1, settings=[disturb, "output.csv=true"]).err
     assert re.search(said, err), err
     assert ("small was moved or removed while the fit ran" in err) == (how == "moved")

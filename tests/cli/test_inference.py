@@ -65,18 +65,25 @@ def test_array_names_are_the_keys_of_the_training_data(run_file, command):
     np.savez("both.npz", a=x, b=y)
     np.savez("alone.npz", x)
     np.save("x.npy", x)
-    run_file.write_text(run_file.read_text().replace('import = "tests.cli.user_objects:data"', ARRAYS))
+    run_file.write_text(
+        run_file.read_text().replace('import = "tests.cli.user_objects:data"', ARRAYS)
+    )
     command("fit", run_file)
     trained = parsed(command("evaluate", "runs/small", "--json", "--data", "test.npz"))
     others = ("--set", "data.x.key=a", "--set", "data.y.key=b")
-    assert trained == parsed(command("evaluate", "runs/small", "--json", "--data", "both.npz", *others))
+    assert trained == parsed(
+        command("evaluate", "runs/small", "--json", "--data", "both.npz", *others)
+    )
     for samples in ("test.npz", "alone.npz", "x.npy"):
         command("predict", "runs/small", "--input", samples, "--output", f"of-{samples}.npy")
         assert np.array_equal(np.load(f"of-{samples}.npy"), np.load("of-test.npz.npy"))
     for wrong in ("both.npz", "alone.npz"):
         output = command("evaluate", "runs/small", "--data", wrong, code=2).err
         assert f"{wrong} has no array 'images' for x" in output
-        assert "For a run: --set data.x=NAME where [data] has files, --set data.x.key=NAME where" in output
+        assert (
+            "For a run: --set data.x=NAME where [data] has files, --set data.x.key=NAME where"
+            in output
+        )
 
 
 def test_a_folder_without_parameters_is_an_error(run_file, fitted, command, tmp_path):
@@ -92,7 +99,8 @@ def test_outputs_equal_the_trainers_in_order(fitted, command):
     with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
         trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
         trainer.set_parameters(parameters.load(fitted / "parameters.safetensors"))
-        expected, rounding = trainer.predict(x), output_error(trainer.model(), x)
+        expected = trainer.predict(x)
+        rounding = output_error(trainer.model(), x)
     np.save("x.npy", x)
     write_files("many", {"x": x, "y": y}, rows=9)
     output = command("predict", fitted, "--input", "x.npy", "--output", "out.npy").out
@@ -113,7 +121,9 @@ def test_one_image_is_predicted_with_the_classes_of_the_run(run_file, command, t
         image.new("L", (3, 2), 20 * number).save(folder / f"{number}.png")
     shutil.copy(tmp_path / "pets" / "dog" / "4.png", tmp_path / "photo.png")
     image.new("L", (8, 8)).save("other.png")
-    text = run_file.read_text().replace('import = "tests.cli.user_objects:data"\nblocks = 4', "FILES")
+    text = run_file.read_text().replace(
+        'import = "tests.cli.user_objects:data"\nblocks = 4', "FILES"
+    )
     reader = '{ import = "compss_train.data.readers:ImageFolderReader", mode = "L", size = [2, 3] }'
     text = text.replace("FILES", f'files = "pets"\nreader = {reader}').replace(
         "helpers.models:mlp", "cli.user_objects:pets"
@@ -137,14 +147,23 @@ def test_one_image_is_predicted_with_the_classes_of_the_run(run_file, command, t
     best = header[1 + int(np.argmax([float(value) for value in known[1:]]))]
     assert Path("class.csv").read_text() == f"sample,class\n{tmp_path / 'photo.png'},{best}\n"
     np.save("x.npy", np.zeros((2, 1, 2, 3), np.float32))
-    command("predict", "runs/small", "--input", "x.npy", "--output", "x.csv", settings=["data.reader=none"])
+    command(
+        "predict",
+        "runs/small",
+        "--input",
+        "x.npy",
+        "--output",
+        "x.csv",
+        settings=["data.reader=none"],
+    )
     assert Path("x.csv").read_text().splitlines()[2].startswith(f"{tmp_path / 'x.npy'}[1],")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
     """Also for a run whose data are made by a function, which names no columns."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     x, _ = data(40)
     np.save("x.npy", x)
     ids = [f"house {number}" for number in range(40)]
@@ -164,15 +183,22 @@ def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
     np.testing.assert_allclose(outputs, np.load("out.npy"), rtol=0, atol=rounding)
     command(*given, "--output", "out.csv", "--ids", "id", "--classes")
     rows = list(csv.reader(Path("out.csv").read_text().splitlines()))
-    assert rows[1:] == [[name, str(each)] for name, each in zip(ids, outputs.argmax(axis=1), strict=True)]
-    named = pyarrow.table({"output 0": ids, **{f"c{n}": x[:, n] for n in range(6)}, "y": data(40)[1]})
+    assert rows[1:] == [
+        [name, str(each)] for name, each in zip(ids, outputs.argmax(axis=1), strict=True)
+    ]
+    named = pyarrow.table(
+        {"output 0": ids, **{f"c{n}": x[:, n] for n in range(6)}, "y": data(40)[1]}
+    )
     parquet.write_table(named, "named.parquet")
     same = ("--input", "named.parquet", *given[4:], "--ids", "output 0", "--output", "a.csv")
     assert "a column of the outputs has this name" in command("predict", fitted, *same, code=2).err
     assert "accuracy" in command("evaluate", fitted, "--data", "named.parquet", *given[4:]).out
     assert "has no column 'z'" in command(*given[:-1], "c0,z", "--output", "a.csv", code=2).err
     assert "'street'; it has" in command(*given, "--ids", "street", "--output", "a.csv", code=2).err
-    assert "only .csv and .parquet files" in command(*given, "--ids", "id", "--output", "a.npy", code=2).err
+    assert (
+        "only .csv and .parquet files"
+        in command(*given, "--ids", "id", "--output", "a.npy", code=2).err
+    )
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -188,11 +214,24 @@ def test_outputs_are_named_by_classes_that_are_numbers(fitted, command, suffix):
 
 
 def test_strings_of_a_table_have_the_codes_of_training_or_are_an_error(fitted, command):
-    """The run's data are made by a function, and its file says nothing of what their numbers mean."""
+    """The run's data are made by a function, and its file says nothing of what their numbers
+    mean.
+    """
     x = data(4)[0]
-    rows = [",".join([*map(str, row[:5]), kind]) for row, kind in zip(x.tolist(), "bccb", strict=True)]
+    rows = [
+        ",".join([*map(str, row[:5]), kind]) for row, kind in zip(x.tolist(), "bccb", strict=True)
+    ]
     Path("new.csv").write_text("\n".join(["c0,c1,c2,c3,c4,kind", *rows]))
-    given = ("predict", fitted, "--input", "new.csv", "--x", "c0,c1,c2,c3,c4,kind", "--output", "out.npy")
+    given = (
+        "predict",
+        fitted,
+        "--input",
+        "new.csv",
+        "--x",
+        "c0,c1,c2,c3,c4,kind",
+        "--output",
+        "out.npy",
+    )
     assert "'kind'" in command(*given, code=2).err
     command(*given, settings=["data.classes={kind=['a', 'b', 'c']}"])
     np.save("x.npy", np.column_stack([x[:, :5], [1, 2, 2, 1]]).astype(np.float32))
@@ -204,7 +243,9 @@ def test_strings_of_a_table_have_the_codes_of_training_or_are_an_error(fitted, c
 def test_an_argument_of_a_function_may_be_called_classes(run_file, command):
     import_ = 'import = "tests.cli.user_objects:data"'
     run_file.write_text(
-        run_file.read_text().replace(import_, 'import = "tests.cli.user_objects:labelled"\nclasses = 3')
+        run_file.read_text().replace(
+            import_, ('import = "tests.cli.user_objects:labelled"\nclasses = 3')
+        )
     )
     command("fit", run_file)
     np.save("x.npy", data(4)[0])
@@ -213,7 +254,9 @@ def test_an_argument_of_a_function_may_be_called_classes(run_file, command):
 
 
 def test_only_classes_are_named(run_file, command):
-    """Not the outputs of a network with a single one, and not those that are more than the classes."""
+    """Not the outputs of a network with a single one, and not those that are more than the
+    classes.
+    """
     text = run_file.read_text().replace("helpers.models:mlp", "cli.user_objects:single")
     run_file.write_text(text.replace('"cross_entropy"', '"mse"').replace('"accuracy"', '"mae"'))
     command("fit", run_file)
@@ -222,7 +265,10 @@ def test_only_classes_are_named(run_file, command):
     command(*given, "out.npy")
     command(*given, "out.csv", settings=["data.classes={y=['no', 'yes']}"])
     (header, *rows) = csv.reader(Path("out.csv").read_text().splitlines())
-    assert (header, [np.float32(row[1]) for row in rows]) == (["sample", "output 0"], np.load("out.npy").tolist())
+    assert (header, [np.float32(row[1]) for row in rows]) == (
+        ["sample", "output 0"],
+        np.load("out.npy").tolist(),
+    )
 
 
 def test_outputs_without_a_class_have_their_number(fitted, command):
@@ -231,7 +277,9 @@ def test_outputs_without_a_class_have_their_number(fitted, command):
     command(*given, "out.npy")
     command(*given, "out.csv", settings=["data.classes={y=['no', 'yes']}"])
     rows = list(csv.reader(Path("out.csv").read_text().splitlines()))[1:]
-    assert [row[1] for row in rows] == [["no", "yes", "output 2"][number] for number in np.load("out.npy")]
+    assert [row[1] for row in rows] == [
+        ["no", "yes", "output 2"][number] for number in np.load("out.npy")
+    ]
     assert "output 2" in {row[1] for row in rows}
 
 
@@ -241,7 +289,9 @@ def test_outputs_that_are_no_array_are_not_written(run_file, command):
     run_file.write_text(text.replace('metric = "accuracy"', ""))
     command("fit", run_file)
     np.save("x.npy", data(4)[0])
-    printed = command("predict", "runs/small", "--input", "x.npy", "--output", "out.npy", code=2).err
+    printed = command(
+        "predict", "runs/small", "--input", "x.npy", "--output", "out.npy", code=2
+    ).err
     assert "the outputs are a dict of 'logits'" in printed
     assert not Path("out.npy").exists()
 
@@ -253,7 +303,9 @@ def test_a_single_output_is_no_class(run_file, command):
     command("fit", run_file)
     np.save("x.npy", data(4)[0])
     given = ("predict", "runs/small", "--input", "x.npy", "--output", "out.npy")
-    assert "--classes: the outputs have the shape (4, 1)" in command(*given, "--classes", code=2).err
+    assert (
+        "--classes: the outputs have the shape (4, 1)" in command(*given, "--classes", code=2).err
+    )
     assert not Path("out.npy").exists()
     assert "(4, 1), in out.npy" in command(*given).out
 
@@ -264,17 +316,23 @@ def test_programs_load_a_run_a_file_or_a_checkpoint(fitted, command, tmp_path, c
     command("predict", fitted, "--input", "x.npy", "--output", "y.npy")
     before = torch.get_rng_state()
     loaded = [compss_train.load(fitted)]
-    assert "runs tests.cli.user_objects:data, tests.helpers.models:mlp (--trust to hide" in capsys.readouterr().err
+    assert (
+        "runs tests.cli.user_objects:data, tests.helpers.models:mlp (--trust to hide"
+        in capsys.readouterr().err
+    )
     loaded += [compss_train.load(fitted, best=True, trust=True)]
     assert capsys.readouterr().err == ""
     assert torch.equal(torch.get_rng_state(), before)
     loaded += [
-        compss_train.load(each, mlp()) for each in (fitted / "parameters.safetensors", fitted / "checkpoints")
+        compss_train.load(each, mlp())
+        for each in (fitted / "parameters.safetensors", fitted / "checkpoints")
     ]
     with intra_op_threads(1):  # as the run has
         for net in loaded:
             assert not net.training
-            np.testing.assert_array_equal(net(torch.from_numpy(x)).detach().numpy(), np.load("y.npy"))
+            np.testing.assert_array_equal(
+                net(torch.from_numpy(x)).detach().numpy(), np.load("y.npy")
+            )
     with pytest.raises(TypeError, match=r"load\('parameters.safetensors'\) needs the network"):
         compss_train.load(fitted / "parameters.safetensors")
     with pytest.raises(ValueError, match="are missing in the parameters"):
@@ -288,7 +346,9 @@ COMMANDS = {"evaluate": [], "predict": ["--input", "x.npy", "--output", "y.npy"]
 
 def test_modules_are_named_before_they_are_imported(fitted, command):
     said = command("evaluate", fitted, "--json").err
-    assert "runs tests.cli.user_objects:data, tests.helpers.models:mlp (--trust to hide this)" in said
+    assert (
+        "runs tests.cli.user_objects:data, tests.helpers.models:mlp (--trust to hide this)" in said
+    )
     assert command("evaluate", fitted, "--trust", "--json").err == ""
     file = fitted / "config.toml"
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "no_such_module:mlp"))
@@ -310,25 +370,34 @@ def test_a_run_of_another_user_is_an_error_unless_trusted(fitted, command, monke
     assert "No module named 'no_such_module'" in command(*arguments, "--trust", code=2).err
 
 
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only the administrator can give files away")
+@pytest.mark.skipif(
+    os.name != "posix" or os.getuid() != 0, reason=("only the administrator can give files away")
+)
 @pytest.mark.parametrize("place", ["nets.py", "nets/layers.py", "__pycache__/nets.cpython-311.pyc"])
 def test_a_module_of_another_user_beside_the_file_is_an_error(fitted, command, tmp_path, place):
-    file, path = fitted / "config.toml", tmp_path / place
+    file = fitted / "config.toml"
+    path = tmp_path / place
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "nets:mlp"))
     for made in (tmp_path / "nets.py", path):
         made.parent.mkdir(exist_ok=True)
         made.touch()
     os.chown(path, 12345, -1)
-    assert f"{path} belongs to user 12345, and config.toml runs nets:mlp" in command("evaluate", fitted, code=2).err
+    assert (
+        f"{path} belongs to user 12345, and config.toml runs nets:mlp"
+        in command("evaluate", fitted, code=2).err
+    )
 
 
 def test_a_weight_that_has_changed_is_an_error(fitted, command):
-    path, other = fitted / "parameters.safetensors", Path("other.safetensors")
+    path = fitted / "parameters.safetensors"
+    other = Path("other.safetensors")
     arrays = parameters.load(path)
     parameters.save(other, {name: array + 1 for name, array in arrays.items()})
     other.replace(path)
     said = command("evaluate", fitted, code=2).err
-    assert "parameters.safetensors does not hold the parameters whose SHA-256 is in run.json" in said
+    assert (
+        "parameters.safetensors does not hold the parameters whose SHA-256 is in run.json" in said
+    )
     content = bytearray(path.read_bytes())
     content[-1] ^= 64
     path.write_bytes(content)
@@ -361,14 +430,19 @@ def labels(dataset):
 
 @pytest.mark.parametrize("format", ["npz", "npz-compressed", "pt", "h5"])
 def test_shard_writes_arrays_as_files_and_files_as_other_files(arrays, tmp_path, capsys, format):
-    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    first = str(tmp_path / "first")
+    second = str(tmp_path / "second")
     assert main(["shard", *arrays, "--rows", "8", "--output", first]) == 0
     assert f"4 files in {first}" in capsys.readouterr().out
     files = FileDataset(f"{first}/*.npz")
-    assert [Path(name).name for name in files.files] == [f"part-{number:06d}.npz" for number in range(4)]
+    assert [Path(name).name for name in files.files] == [
+        f"part-{number:06d}.npz" for number in range(4)
+    ]
     assert files.sizes == (8, 8, 8, 6)
     assert labels(files) == list(range(30))
-    assert main(["shard", *files.files, "--rows", "20", "--output", second, "--format", format]) == 0
+    assert (
+        main(["shard", *files.files, "--rows", "20", "--output", second, "--format", format]) == 0
+    )
     others = FileDataset(f"{second}/*")
     assert others.sizes == (20, 10)
     assert labels(others) == list(range(30))
@@ -384,12 +458,19 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
     kinds = ["oak", "elm", "oak", "ash", "oak"]
     write = {"csv": pa.csv.write_csv, "parquet": pa.parquet.write_table}[suffix]
     for number, names in enumerate((kinds[:3], kinds[3:])):
-        columns = {"x": [float(len(name)) for name in names], "y": names, "note": names, "day": range(len(names))}
+        columns = {
+            "x": [float(len(name)) for name in names],
+            "y": names,
+            "note": names,
+            "day": range(len(names)),
+        }
         write(pa.table(columns), tmp_path / f"{number}.{suffix}")
     command = ["shard", f"{tmp_path}/*.{suffix}", "--rows", "4", "--output", str(tmp_path / "out")]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert f"0.{suffix} holds no numbers in 'note': name the arrays or columns to write with --keys" in error
+    assert (
+        f"0.{suffix} holds no numbers in 'note': name the arrays or columns to write with --keys"
+    ) in error
     assert not list(tmp_path.glob("out/*"))
     assert main([*command, "--keys", "y,note"]) == 0
     lines = [
@@ -397,7 +478,9 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
         *(f"classes of {name}: 0 is ash, 1 is elm, 2 is oak" for name in ("y", "note")),
     ]
     assert capsys.readouterr().out.splitlines() == lines
-    (batch,) = PartialShuffleSampler(FileDataset(f"{tmp_path}/out/*.npz"), shuffle=False, batch_size=5)
+    (batch,) = PartialShuffleSampler(
+        FileDataset(f"{tmp_path}/out/*.npz"), shuffle=False, batch_size=5
+    )
     assert {name: array.tolist() for name, array in batch.items()} == {
         "y": [2, 1, 2, 0, 2],
         "note": [2, 1, 2, 0, 2],

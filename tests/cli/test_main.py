@@ -49,7 +49,9 @@ def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
         before = warnings.showwarning
         assert main(["configure", "--units", "1"]) == 2
         assert warnings.showwarning is before
-    assert capsys.readouterr().err == "compss-train configure: few units\ncompss-train configure: no units\n"
+    assert capsys.readouterr().err == (
+        "compss-train configure: few units\ncompss-train configure: no units\n"
+    )
 
 
 @pytest.mark.slow  # a program imports torch
@@ -69,10 +71,16 @@ def test_shells_complete_commands_and_options():
 ERRORS = {
     "fit": "name a TOML file; compss-train fit --example prints one",
     "fit none.toml": "cannot read",
-    "report runs/small -o page.pdf": "'page.pdf': a report is an HTML file; give a name that ends in .html",
+    "report runs/small -o page.pdf": (
+        "'page.pdf': a report is an HTML file; give a name that ends in .html"
+    ),
     "report runs/small -o new/page.html": "new/page.html: the folder new does not exist; create it",
-    "plot runs/small -o plot.docx": "'plot.docx' is not an image file; give a name that ends in .png, .svg or .pdf",
-    "plot runs/small -o plot": "'plot' is not an image file; give a name that ends in .png, .svg or .pdf",
+    "plot runs/small -o plot.docx": (
+        "'plot.docx' is not an image file; give a name that ends in .png, .svg or .pdf"
+    ),
+    "plot runs/small -o plot": (
+        "'plot' is not an image file; give a name that ends in .png, .svg or .pdf"
+    ),
     "compare runs/small runs/small -o a.docx": "'a.docx' is not an image file",
     "plot runs/small -o my-plots/a.png": "the folder my-plots does not exist",
     "plot empty.jsonl": "empty.jsonl has no round yet",
@@ -83,12 +91,20 @@ ERRORS = {
     "advise runs/small --processes 0": "--processes=0: give an integer of at least 1",
     "advise commutative.jsonl": "commutative.jsonl: its workers do not merge in rounds",
     "advise empty.jsonl": "has no round yet",
-    "evaluate nowhere": "nowhere: No such file or directory; give the folder that compss-train fit printed",
-    "evaluate runs/small --data part.npz": "part.npz has no array 'y' for y, it has 'x', 'b'; choose one",
+    "evaluate nowhere": (
+        "nowhere: No such file or directory; give the folder that compss-train fit printed"
+    ),
+    "evaluate runs/small --data part.npz": (
+        "part.npz has no array 'y' for y, it has 'x', 'b'; choose one"
+    ),
     "evaluate runs/small --data x.npy": "x.npy is x alone: name one other .npy file, y",
-    "evaluate runs/small --data x.npy y.npy": "these samples cannot be evaluated: … mat1 and mat2 shapes cannot be",
+    "evaluate runs/small --data x.npy y.npy": (
+        "these samples cannot be evaluated: … mat1 and mat2 shapes cannot be"
+    ),
     "predict runs/small --input x.npy --output y.txt": "give a name that ends in .npy, .npz, .csv",
-    "predict runs/small --input x.npy --output outer/y.npy": "outer/y.npy: the folder outer does not exist; create",
+    "predict runs/small --input x.npy --output outer/y.npy": (
+        "outer/y.npy: the folder outer does not exist; create"
+    ),
     "predict runs/small --input none.npy --output out.npy": "none.npy",
     "predict runs/small --input x.npy --output out.npy": "these samples cannot be predicted: ",
     "shard x=y.npy x=y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
@@ -98,8 +114,12 @@ ERRORS = {
     "shard y.npy y*.npy --rows 5 --output o": "occurs more than once",
     "shard x=words.npy --rows 5 --output o": "torch cannot hold",
     "shard words.npy --rows 5 --output o": "holds no numbers",
-    "shard note.npz --rows 4 --output o": "note.npz holds no numbers in 'note': name the arrays or columns",
-    "shard note.npz --rows 4 --output o --keys x,note": "holds no numbers in 'note': name the arrays or columns",
+    "shard note.npz --rows 4 --output o": (
+        "note.npz holds no numbers in 'note': name the arrays or columns"
+    ),
+    "shard note.npz --rows 4 --output o --keys x,note": (
+        "holds no numbers in 'note': name the arrays or columns"
+    ),
     "shard x=x.npy --rows 0 --output o": "rows=0",
     "shard x=x.npy y.npy --rows 5 --output o": "give all inputs this way",
     "shard x.npy --rows 5 --format npy --output .": "give a folder without .npy files",
@@ -171,7 +191,9 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monke
     command("fit", run_file, "--output", other, settings=["build.optimizer.lr=0.1"])
     header, *rows = command("runs").out.splitlines()
     assert header.split()[:3] == ["run", "state", "rounds"]
-    assert [row.split()[:3] for row in rows] == [[f"runs/{name}", "complete", "3"] for name in ("other", "small")]
+    assert [row.split()[:3] for row in rows] == [
+        [f"runs/{name}", "complete", "3"] for name in ("other", "small")
+    ]
     table = command("compare", "runs/small", "runs/other").out.splitlines()
     names = table[0].split()
     assert names[:4] == ["run", "state", "lr", "rounds"]
@@ -185,7 +207,10 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monke
     ]
     assert "2 runs compared in c.html" in command("compare", fitted, other, "-o", "c.html").out
     assert (tmp_path / "c.html").read_text().count("<figure") >= 3
-    assert "2 runs compared in c.png\n" in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out
+    assert (
+        "2 runs compared in c.png\n"
+        in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out
+    )
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     assert "1 run compared in c.html" in command("compare", fitted, "-o", "c.html").out
 
@@ -193,10 +218,16 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monke
 def test_runs_of_scripts_are_compared_by_their_settings(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
-    for name, lr, width in (("a/history.jsonl", 0.05, 8), ("b/history.jsonl", 0.1, 8), ("c.jsonl", 0.05, 16)):
+    for name, lr, width in (
+        ("a/history.jsonl", 0.05, 8),
+        ("b/history.jsonl", 0.1, 8),
+        ("c.jsonl", 0.05, 16),
+    ):
         net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
         fit(trainer_of(net=lambda net=net: net, optimizer={**SGD, "lr": lr}), JsonLines(name))
-    names, *rows = (line.split() for line in command("compare", "a", "b", "c.jsonl").out.splitlines())
+    names, *rows = (
+        line.split() for line in command("compare", "a", "b", "c.jsonl").out.splitlines()
+    )
     compared = ["parameters", "lr", "net.0.out_features", "net.2.in_features"]
     assert names[: names.index("rounds")] == ["run", *compared]
     assert [row[:5] for row in rows] == [

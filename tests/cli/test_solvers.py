@@ -1,4 +1,6 @@
-"""``compss-train headers`` and ``send``: what solvers are compiled with, and how their output is sent."""
+"""``compss-train headers`` and ``send``: what solvers are compiled with, and how their output is
+sent.
+"""
 
 import io
 import re
@@ -28,7 +30,10 @@ NAMES = {
 
 def test_headers_are_files_of_the_package(command):
     folder = Path(command("headers").out.strip())
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*.*")} == {*NAMES, "melissa/api.h"}
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.*")} == {
+        *NAMES,
+        "melissa/api.h",
+    }
     settings = Path(__file__).parents[2] / "pyproject.toml"
     assert '"online/headers/**/*"' in settings.read_text()
 
@@ -37,19 +42,33 @@ def test_a_solver_links_the_library_that_was_built(command, tmp_path):
     needs("mpif90")
     built = command("headers", "--build", str(tmp_path / "lib")).out.split()
     assert built == [str(tmp_path / "lib" / name) for name in solvers.LIBRARIES]
-    include, source = command("headers").out.strip(), str(SOURCES / "melissa_heat.f90")
+    include = command("headers").out.strip()
+    source = str(SOURCES / "melissa_heat.f90")
     for library in ("melissa", "melissa_api", "compss_train"):
-        link = ["mpif90", *STANDARDS["mpif90"], f"-I{include}", "-o", library, source, "-Llib", f"-l{library}"]
+        link = [
+            "mpif90",
+            *STANDARDS["mpif90"],
+            f"-I{include}",
+            "-o",
+            library,
+            source,
+            "-Llib",
+            f"-l{library}",
+        ]
         subprocess.run(link, check=True, cwd=tmp_path)
     sent = list(solver([*mpirun(2, str(tmp_path / "melissa")), "0.5", "3", "4"])(None))
-    assert [fields["temperature"].tolist() for _, _, fields in sent] == [u.tolist() for u, _ in heat(0.5, 3, 4)]
+    assert [fields["temperature"].tolist() for _, _, fields in sent] == [
+        u.tolist() for u, _ in heat(0.5, 3, 4)
+    ]
 
 
 def test_a_compiler_that_fails_or_is_missing_is_an_error(command, tmp_path, monkeypatch):
     failed = command("headers", "--build", str(tmp_path), "--compiler", "false", code=2)
     assert "false -O2 -fPIC -c" in failed.err
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is neither mpicc nor cc" in command("headers", "--build", str(tmp_path), code=2).err
+    assert (
+        "there is neither mpicc nor cc" in command("headers", "--build", str(tmp_path), code=2).err
+    )
 
 
 RECORDS = "import struct, sys; [sys.stdout.buffer.write(struct.pack('2f', n, 0)) for n in range(5)]"
@@ -58,7 +77,11 @@ ENDINGS = {
     "sys.exit(3)": (2, "ended with status 3", []),
     "sys.stdout.flush(); import os; os.kill(os.getpid(), 9)": (2, "ended by SIGKILL", []),
     "sys.stdout.buffer.write(b'abc')": (2, "the last record has 3 bytes of 8", []),
-    "sys.stdout.buffer.write(b'abc'); sys.exit('no convergence')": (2, "ended with status 1 no convergence", []),
+    "sys.stdout.buffer.write(b'abc'); sys.exit('no convergence')": (
+        2,
+        ("ended with status 1 no convergence"),
+        [],
+    ),
 }
 
 
@@ -74,7 +97,9 @@ def test_send_sees_how_a_solver_ends(command, ending):
     with stub_fit() as running:
         program = [sys.executable, "-c", f"{RECORDS}; {ending}"]
         assert said in command(*send(running, "--name", "solver", "--", *program), code=code).err
-        assert running.coordinator.wait_for("finished" if finished else "failed", len(finished) or 1)
+        assert running.coordinator.wait_for(
+            "finished" if finished else "failed", len(finished) or 1
+        )
         assert running.coordinator.received("finished") == finished
         wait_until(lambda: running.workers[0].buffer.samples_put == 5)
 
@@ -98,7 +123,9 @@ def test_the_solver_ends_when_training_does(command):
     with stub_fit() as running:
         running.coordinator.senders.closed = True
         endless = [sys.executable, "-c", "while True: print(end='x' * 8)"]
-        assert re.search("no more samples|training has ended", command(*send(running, "--", *endless)).err)
+        assert re.search(
+            "no more samples|training has ended", command(*send(running, "--", *endless)).err
+        )
 
 
 def test_send_says_that_its_fit_has_failed(command):
@@ -112,5 +139,8 @@ def test_send_says_that_its_fit_has_failed(command):
         endless = [sys.executable, "-c", "while True: print(end='x' * 8)"]
         said = command(*send(running, "--", *endless), code=2).err
         failing.result()
-        lost = f"the fit at {running.coordinator.url} has failed, or was stopped or killed; no more samples are"
+        lost = (
+            f"the fit at {running.coordinator.url} has failed, or was stopped or killed; no "
+            "more samples are"
+        )
         assert re.search(rf"{lost} accepted after \d+ samples of this stream", said)

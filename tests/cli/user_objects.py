@@ -81,7 +81,8 @@ class Disturb(Callback):
     """Does something to the folder of the run after its second round."""
 
     def __init__(self, folder, how):
-        self.folder, self.how = Path(folder), how
+        self.folder = Path(folder)
+        self.how = how
 
     def on_round_end(self, trainer, record):
         if record["round"] == 1 and self.how == "moved":
@@ -94,7 +95,8 @@ class Terminate(Callback):
     """Interrupts the process after a round."""
 
     def __init__(self, after: int, how: str = "SIGTERM") -> None:
-        self.after, self.how = after, how
+        self.after = after
+        self.how = how
 
     def on_round_end(self, trainer, record):
         if record["round"] == self.after:

@@ -29,10 +29,13 @@ class Done:
 class Application:
     """An application that runs.
 
-    It has a session of its own and its output is a file: COMPSs may leave processes that would keep a pipe open.
+    It has a session of its own and its output is a file: COMPSs may leave processes that would keep
+    a pipe open.
     """
 
-    def __init__(self, folder: Path, app: Path, args: tuple[object, ...], flags: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: Path, app: Path, args: tuple[object, ...], flags: tuple[str, ...]
+    ) -> None:
         self.folder = folder
         self.output = folder / "output.txt"
         command = [
@@ -50,7 +53,9 @@ class Application:
         try:
             returncode = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the application did not end within {seconds} s:\n{self.output.read_text()}")
+            pytest.fail(
+                f"the application did not end within {seconds} s:\n{self.output.read_text()}"
+            )
         finally:
             self.kill()
         logs = sorted((self.folder / ".COMPSs").glob("*"))
@@ -90,7 +95,9 @@ def launch(tmp_path: Path):
 def run(launch: Launch) -> Callable[..., Done]:
     """Run an application to its end."""
 
-    def run_it(app: str | Path, *args: object, seconds: float = 100, flags: tuple[str, ...] = ()) -> Done:
+    def run_it(
+        app: str | Path, *args: object, seconds: float = 100, flags: tuple[str, ...] = ()
+    ) -> Done:
         return launch(app, *args, flags=flags).wait(seconds)
 
     return run_it

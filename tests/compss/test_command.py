@@ -75,10 +75,24 @@ def saved(folder):
 
 def test_a_run_file_gives_the_same_bits_under_runcompss(run, script, folder, tmp_path):
     ours = tmp_path / "ours"
-    done = run(script, "fit", folder / "run.toml", "--output", ours, flags=(f"--pythonpath={folder}",))
+    done = run(
+        script, "fit", folder / "run.toml", "--output", ours, flags=(f"--pythonpath={folder}",)
+    )
     assert done.returncode == 0, done.output
     assert "2 epochs in 2 rounds, 2 workers" in done.output
-    assert main(["fit", str(folder / "run.toml"), "--engine", "serial", "--output", str(tmp_path / "theirs")]) == 0
+    assert (
+        main(
+            [
+                "fit",
+                str(folder / "run.toml"),
+                "--engine",
+                "serial",
+                "--output",
+                str(tmp_path / "theirs"),
+            ]
+        )
+        == 0
+    )
     assert_same_bits(saved(ours), saved(tmp_path / "theirs"))
     records = [json.loads(line) for line in (ours / "history.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records] == [0, 1]

@@ -71,12 +71,17 @@ def check(measured, slack):
     def typical(name, rounds):
         return median(entry[name] for entry in rounds)
 
-    early, late = measured[4:12], measured[-9:-1]
+    early = measured[4:12]
+    late = measured[-9:-1]
     rounds = len(measured) - 9 - 4
-    assert abs(typical("tracked", late) - typical("tracked", early)) <= 3  # objects that PyCOMPSs keeps here
+    # Objects that PyCOMPSs keeps here.
+    assert abs(typical("tracked", late) - typical("tracked", early)) <= 3
     assert abs(typical("files here", late) - typical("files here", early)) <= 3
-    # COMPSs keeps one value per round, which the coordinator has read; a leak would at least double that.
-    assert typical("values on workers", late) - typical("values on workers", early) <= rounds + slack
+    # COMPSs keeps one value per round, which the coordinator has read; a leak would at least double
+    # that.
+    assert (
+        typical("values on workers", late) - typical("values on workers", early) <= rounds + slack
+    )
 
 
 def test_nothing_is_left_behind(run, tmp_path):
@@ -96,7 +101,9 @@ def test_killed_and_terminated_fits_resume_bit_for_bit(run, tmp_path):
     finished = run("resumed.py", tmp_path, seconds=60)
     assert finished.returncode == 0, finished.output
     assert "round-000004 on compss" in finished.output
-    assert_same_bits(parameters.load(tmp_path / "trained.npz"), fit(tmp_path / "apart", "serial", [])[0])
+    assert_same_bits(
+        parameters.load(tmp_path / "trained.npz"), fit(tmp_path / "apart", "serial", [])[0]
+    )
 
 
 def test_a_script_without_a_guard_trains_once(run, tmp_path):

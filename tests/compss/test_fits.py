@@ -33,9 +33,11 @@ def fitted(run, tmp_path, *options):
 
 
 def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
-    result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
-    # Workers that take less time than a task costs are two groups on two units, whose results one task averages; it
-    # passes on their metrics.
+    result, done = fitted(
+        run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096"
+    )
+    # Workers that take less time than a task costs are two groups on two units, whose results one
+    # task averages; it passes on their metrics.
     assert tasks(done) == {"train_group": 2 * 2, "merge_results": 2, "evaluate": 2}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
@@ -44,9 +46,22 @@ def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
 
 
 def test_each_kind_of_task_has_its_name(run, tmp_path):
-    options = ("workers=3", "blocks=4", "num_epochs=2", "merge=commutative", "quorum=0", "shuffles=total")
+    options = (
+        "workers=3",
+        "blocks=4",
+        "num_epochs=2",
+        "merge=commutative",
+        "quorum=0",
+        "shuffles=total",
+    )
     _, done = fitted(run, tmp_path, *options)
-    assert tasks(done) == {"train_worker": 6, "commute": 6, "split_rows": 8, "copy_value": 1, "evaluate": 2}
+    assert tasks(done) == {
+        "train_worker": 6,
+        "commute": 6,
+        "split_rows": 8,
+        "copy_value": 1,
+        "evaluate": 2,
+    }
 
 
 def accuracy(done):
@@ -55,13 +70,23 @@ def accuracy(done):
 
 
 def test_digits_trains_by_commutative_workers(run):
-    done = run(ROOT / "apps" / "digits.py", "--workers", 2, "--epochs", 10, "--merge", "commutative")
+    done = run(
+        ROOT / "apps" / "digits.py", "--workers", 2, "--epochs", 10, "--merge", "commutative"
+    )
     assert accuracy(done) > 90
 
 
 @pytest.mark.usefixtures("images")
 def test_fashion_mnist_trains_on_images(run, tmp_path):
-    done = run(ROOT / "apps" / "fashion_mnist.py", "--epochs", 2, "--batch-size", 20, "--data", tmp_path / "images")
+    done = run(
+        ROOT / "apps" / "fashion_mnist.py",
+        "--epochs",
+        2,
+        "--batch-size",
+        20,
+        "--data",
+        tmp_path / "images",
+    )
     assert accuracy(done) > 90
 
 
@@ -84,16 +109,31 @@ OPTIONS = ("workers=4", "blocks=8", "num_epochs=3", "hidden=64", "shuffles=block
 
 def used_nodes(done):
     """Return the nodes on which jobs ended, from COMPSs's log."""
-    ended = re.findall(r"JOB_RESULT.*?file:///\S*/(127\.0\.0\.\d)/", (done.log / "runtime.log").read_text())
+    ended = re.findall(
+        r"JOB_RESULT.*?file:///\S*/(127\.0\.0\.\d)/", (done.log / "runtime.log").read_text()
+    )
     return set(ended)
 
 
 def test_two_nodes_train_to_the_same_bits_as_one_process(run, tmp_path):
-    done = run("fit.py", tmp_path / "ours.json", *OPTIONS, flags=("--nodes=2", "--units=1", "--log_level=debug"))
+    done = run(
+        "fit.py",
+        tmp_path / "ours.json",
+        *OPTIONS,
+        flags=("--nodes=2", "--units=1", "--log_level=debug"),
+    )
     assert done.returncode == 0, done.output
-    plain = [sys.executable, str(INSIDE / "fit.py"), str(tmp_path / "theirs.json"), *OPTIONS, "engine=serial"]
+    plain = [
+        sys.executable,
+        str(INSIDE / "fit.py"),
+        str(tmp_path / "theirs.json"),
+        *OPTIONS,
+        "engine=serial",
+    ]
     subprocess.run(plain, check=True, timeout=60)
-    ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ours", "theirs"))
+    ours, theirs = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ours", "theirs")
+    )
     assert ours["digest"] == theirs["digest"]
     assert ours["losses"] == theirs["losses"]
     assert used_nodes(done) == {"127.0.0.1", "127.0.0.2"}
@@ -103,11 +143,15 @@ def test_declared_gpus_are_bound_and_more_are_an_error(run, tmp_path):
     done = run("gpus.py", tmp_path / "result.json", flags=("--gpus=4",))
     assert done.returncode == 0, done.output
     result = json.loads((tmp_path / "result.json").read_text())
-    expected = r"[0-3]" if torch.cuda.is_available() else r"COMPSs bound GPU [0-3] of \S+ to this task.*"
+    expected = (
+        r"[0-3]" if torch.cuda.is_available() else r"COMPSs bound GPU [0-3] of \S+ to this task.*"
+    )
     assert len(result["gpus"]) == 3
     assert all(re.fullmatch(expected, text) for text in result["gpus"])
     assert "the compss engine has 4 GPUs" in result["too many GPUs"]
-    assert result["too many units"].startswith("a task needs 99 CPUs, the largest node has 2; use fewer threads")
+    assert result["too many units"].startswith(
+        "a task needs 99 CPUs, the largest node has 2; use fewer threads"
+    )
 
 
 def test_more_units_than_cores_run_as_many_tasks(run, tmp_path):
@@ -168,7 +212,11 @@ DATA = {
     ("suites", "least"), [(SUITES, 45), (MERGES, 9), (DATA, 30)], ids=["fits", "merges", "data"]
 )
 def test_the_tests_for_every_engine_pass(run, suites, least):
-    tests = [f"{ROOT}/tests/{file}{'::' * bool(name)}{name}" for file in suites for name in suites[file] or [""]]
+    tests = [
+        f"{ROOT}/tests/{file}{'::' * bool(name)}{name}"
+        for file in suites
+        for name in suites[file] or [""]
+    ]
     done = run("run_tests.py", *tests, seconds=300)
     assert done.returncode == 0, done.output
     assert int(re.findall(r"(\d+) passed", done.output)[-1]) > least
@@ -176,7 +224,9 @@ def test_the_tests_for_every_engine_pass(run, suites, least):
 
 @pytest.mark.parametrize(("file", "names"), {**SUITES, **MERGES, **DATA}.items())
 def test_the_tests_that_are_run_inside_exist(file, names):
-    assert set(names) <= set(re.findall(r"^def (test_\w+)", (ROOT / "tests" / file).read_text(), re.MULTILINE))
+    assert set(names) <= set(
+        re.findall(r"^def (test_\w+)", (ROOT / "tests" / file).read_text(), re.MULTILINE)
+    )
 
 
 THEIRS = "from dislib.pytorch.encapsulated_functions_distributed import"

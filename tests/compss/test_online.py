@@ -36,7 +36,8 @@ def test_a_killed_simulation_and_a_killed_worker_lose_no_sample(run, tmp_path):
     assert (tmp_path / "simulation").exists()
     assert (tmp_path / "worker").exists()
     assert set(outcome["counts"]) <= {1, 2}
-    assert outcome["counts"][:30] == [1] * 30  # trained and checkpointed long before the worker died
+    # Trained and checkpointed long before the worker died.
+    assert outcome["counts"][:30] == [1] * 30
     assert any("process died" in text for text in outcome["warnings"])
 
 
@@ -63,11 +64,16 @@ def test_a_study_goes_on_in_another_application(run, tmp_path):
 @pytest.mark.slow  # two applications, and a node that COMPSs starts again
 @pytest.mark.timeout(600)
 def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(run, tmp_path):
-    """What the save has is neither simulated nor trained again. The last simulation waits for the loss."""
+    """What the save has is neither simulated nor trained again. The last simulation waits for the
+    loss.
+    """
     flags = ("--nodes=2", "--units=2")
     result(run, "begin", tmp_path, flags=flags)
     before = sample_counts(read_latest_checkpoint(tmp_path / "saves")[1]["parameters"], 2)
-    begun = {number: read_count(tmp_path / f"begun-{number}") for number in complete_ones(tmp_path / "saves")}
+    begun = {
+        number: read_count(tmp_path / f"begun-{number}")
+        for number in complete_ones(tmp_path / "saves")
+    }
     assert begun
     assert any(before)
     for path in tmp_path.glob("worker-*"):

@@ -1,4 +1,6 @@
-"""A fit on a real SLURM cluster, whose two nodes are on this machine; skipped where one cannot be made."""
+"""A fit on a real SLURM cluster, whose two nodes are on this machine; skipped where one cannot be
+made.
+"""
 
 import json
 import os
@@ -25,13 +27,23 @@ DONE = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"}
 
 
 class SlurmCluster:
-    """Two nodes with the configuration of docs/slurm.md; all of it in a folder, which the nodes share."""
+    """Two nodes with the configuration of docs/slurm.md; all of it in a folder, which the nodes
+    share.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.home = os.environ.get("COMPSS_HOME") or str(Path(shutil.which("enqueue_compss")).parents[3])
+        self.home = os.environ.get("COMPSS_HOME") or str(
+            Path(shutil.which("enqueue_compss")).parents[3]
+        )
         own = [*OWN_NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
-        command = ["unshare", *own, str(Path(__file__).with_name("slurm_cluster.sh")), str(folder), "2"]
+        command = [
+            "unshare",
+            *own,
+            str(Path(__file__).with_name("slurm_cluster.sh")),
+            str(folder),
+            "2",
+        ]
         with (folder / "output.txt").open("w") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=output, env={**os.environ, "COMPSS_HOME": self.home}
@@ -50,13 +62,19 @@ class SlurmCluster:
         inside = ["nsenter", f"--target={self.root.pid}", *OWN_NAMESPACES]
         settings = [f"SLURM_CONF={self.folder}/slurm.conf", f"COMPSS_HOME={self.home}"]
         words = [*inside, "env", f"--chdir={self.folder}", *settings, *map(str, command)]
-        return subprocess.run(words, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
+        return subprocess.run(
+            words, check=True, timeout=60, text=True, stdout=subprocess.PIPE
+        ).stdout
 
     def submit(self, app: str, *args: object, flags: tuple[str, ...] = ()) -> str:
-        """Submit an application of ``tests/compss/inside`` as users do, and return the number of the job."""
+        """Submit an application of ``tests/compss/inside`` as users do, and return the number of
+        the job.
+        """
         settings = (f"--sc_cfg={self.configuration}", f"--log_dir={self.folder}", "--exec_time=5")
         python = f"--python_interpreter={sys.executable}"
-        said = self.run(ROOT / "runcompss" / "slurm.sh", *settings, python, *flags, INSIDE / app, *args)
+        said = self.run(
+            ROOT / "runcompss" / "slurm.sh", *settings, python, *flags, INSIDE / app, *args
+        )
         return re.search(r"Submitted batch job (\d+)", said)[1]
 
     def wait(self, job: str, states: set[str], seconds: float = 200) -> str:
@@ -72,7 +90,9 @@ class SlurmCluster:
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"compss-{job}.*")))
 
     def end(self) -> None:
-        """End everything: what the script has started ends with it, and SLURM's control groups are empty then."""
+        """End everything: what the script has started ends with it, and SLURM's control groups are
+        empty then.
+        """
         self.process.kill()
         self.process.wait(30)
         for group in sorted(Path("/sys/fs/cgroup").glob("*/slurm_node[12]/**"), reverse=True):
@@ -100,11 +120,21 @@ def cluster(tmp_path_factory):
 
 @pytest.mark.timeout(300)
 def test_two_slurm_nodes_train_the_bits_of_one_process(cluster):
-    job = cluster.submit("fit.py", cluster.folder / "ours.json", *OPTIONS, flags=("--log_level=debug",))
+    job = cluster.submit(
+        "fit.py", cluster.folder / "ours.json", *OPTIONS, flags=("--log_level=debug",)
+    )
     assert cluster.wait(job, DONE) == "COMPLETED", cluster.output(job)
-    plain = [sys.executable, str(INSIDE / "fit.py"), str(cluster.folder / "theirs.json"), *OPTIONS, "engine=serial"]
+    plain = [
+        sys.executable,
+        str(INSIDE / "fit.py"),
+        str(cluster.folder / "theirs.json"),
+        *OPTIONS,
+        "engine=serial",
+    ]
     subprocess.run(plain, check=True, timeout=60)
-    ours, theirs = (json.loads((cluster.folder / f"{name}.json").read_text()) for name in ("ours", "theirs"))
+    ours, theirs = (
+        json.loads((cluster.folder / f"{name}.json").read_text()) for name in ("ours", "theirs")
+    )
     assert ours["digest"] == theirs["digest"]
     assert ours["losses"] == theirs["losses"]
     log = (cluster.folder / ".COMPSs" / job / "runtime.log").read_text()
@@ -114,12 +144,18 @@ def test_two_slurm_nodes_train_the_bits_of_one_process(cluster):
 @pytest.mark.timeout(500)
 def test_a_job_that_slurm_warns_is_queued_again_and_resumes(cluster):
     folder = cluster.folder / "resumed"
-    # In round 3 the job's own batch shell gets the signal that SLURM sends when the time is nearly up.
-    job = cluster.submit("resumed.py", folder, 3, "batch", flags=("--requeue=1", f"--pythonpath={ROOT}"))
+    # In round 3 the job's own batch shell gets the signal that SLURM sends when the time is nearly
+    # up.
+    job = cluster.submit(
+        "resumed.py", folder, 3, "batch", flags=("--requeue=1", f"--pythonpath={ROOT}")
+    )
     wait_until(lambda: "Restarts=1" in cluster.run("scontrol", "show", "job", job), 200)
     assert "fit interrupted by SIGTERM; last complete round: 3" in cluster.output(job)
-    # SLURM waits for two minutes otherwise. Nodes refuse a job in the second in which it ended there.
+    # SLURM waits for two minutes otherwise. Nodes refuse a job in the second in which it ended
+    # there.
     cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now+5")
     assert cluster.wait(job, DONE) == "COMPLETED", cluster.output(job)
     assert "round-000003 on compss" in cluster.output(job)
-    assert_same_bits(parameters.load(folder / "trained.npz"), fit(cluster.folder / "apart", "serial", [])[0])
+    assert_same_bits(
+        parameters.load(folder / "trained.npz"), fit(cluster.folder / "apart", "serial", [])[0]
+    )

@@ -18,7 +18,11 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def files(tmp_path):
     for number in range(3):
-        np.savez(tmp_path / f"{number}.npz", x=np.zeros((number + 1, 2), np.float16), y=np.arange(number + 1))
+        np.savez(
+            tmp_path / f"{number}.npz",
+            x=np.zeros((number + 1, 2), np.float16),
+            y=np.arange(number + 1),
+        )
     return sorted(map(str, tmp_path.glob("*.npz")))
 
 

@@ -50,7 +50,9 @@ def test_blocks_of_a_fit_share_an_arrays_memory_unless_tasks_would_copy_them_aga
         blocks = list(as_blocked(other, 3).blocks())
         assert not any(np.shares_memory(block, other) for block in blocks)
         np.testing.assert_array_equal(np.concatenate(blocks), other)
-    assert not any(block.is_conj() for block in as_blocked(torch.tensor(array + 1j).conj(), 3).blocks())
+    assert not any(
+        block.is_conj() for block in as_blocked(torch.tensor(array + 1j).conj(), 3).blocks()
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def test_impossible_grids_are_errors(blocks, name, raises):
         BlockedTensor.from_array(np.zeros((7, 2)), blocks)
 
 
-@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([object(), None]), np.zeros(3, ">f4")])
+@pytest.mark.parametrize(
+    "array", [np.array(["a", "b"]), np.array([object(), None]), np.zeros(3, ">f4")]
+)
 def test_dtypes_that_torch_cannot_hold_are_errors(array):
     with pytest.raises(TypeError, match="torch cannot hold dtype"):
         BlockedTensor.from_array(array, (1, 1))
@@ -96,7 +100,9 @@ def test_files_that_cannot_be_mapped_are_errors(tmp_path):
     np.save(tmp_path / "f.npy", np.asfortranarray(np.ones((3, 2))))
     with pytest.raises(ValueError, match="Fortran order"):
         BlockedTensor.from_files([tmp_path / "f.npy"])
-    with pytest.raises(ValueError, match=r"files with the suffixes '\.txt': give files of one format"):
+    with pytest.raises(
+        ValueError, match=r"files with the suffixes '\.txt': give files of one format"
+    ):
         BlockedTensor.from_files([tmp_path / "x.txt"])
     with pytest.raises(FileNotFoundError):
         BlockedTensor.from_files([tmp_path / "none.npy"])

@@ -1,4 +1,6 @@
-"""The cache of files: what is stored comes back, within its limit, and only the user's own undamaged entries."""
+"""The cache of files: what is stored comes back, within its limit, and only the user's own
+undamaged entries.
+"""
 
 import errno
 import functools
@@ -25,7 +27,15 @@ from compss_train.data.reading import layout_of
 from compss_train.samplers import PartialShuffleSampler
 
 ROWS = 4
-DTYPES = [*"bBhHiIqQefdFD?", torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.uint8]
+DTYPES = [
+    *"bBhHiIqQefdFD?",
+    torch.bfloat16,
+    torch.float32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.uint8,
+]
 
 
 @pytest.fixture
@@ -69,8 +79,14 @@ FIELDS = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size
 
 @given(fields=st.dictionaries(st.text(min_size=1, max_size=5), FIELDS, min_size=1, max_size=4))
 def test_arrays_and_tensors_come_back_under_any_names(tmp_path_factory, fields):
-    arrays = {key: array_of(dtype, shape, seed) for seed, (key, (dtype, shape)) in enumerate(fields.items())}
-    arrays |= {"f": np.asfortranarray(np.arange(12.0).reshape(4, 3)), "t": torch.arange(12).reshape(3, 4).T}
+    arrays = {
+        key: array_of(dtype, shape, seed)
+        for seed, (key, (dtype, shape)) in enumerate(fields.items())
+    }
+    arrays |= {
+        "f": np.asfortranarray(np.arange(12.0).reshape(4, 3)),
+        "t": torch.arange(12).reshape(3, 4).T,
+    }
     entry = entry_of(make_cache(tmp_path_factory.getbasetemp() / "any", None), "file", arrays)
     entry.store(arrays)
     got = entry.load()
@@ -83,7 +99,13 @@ def test_arrays_and_tensors_come_back_under_any_names(tmp_path_factory, fields):
 @pytest.mark.parametrize(
     "other",
     [
-        *({"file": "other"}, {"stamp": (1, 3)}, {"stamp": ()}, {"reader": "other"}, {"arrays": numbers(1, 5)}),
+        *(
+            {"file": "other"},
+            {"stamp": (1, 3)},
+            {"stamp": ()},
+            {"reader": "other"},
+            {"arrays": numbers(1, 5)},
+        ),
         *({"arrays": {"y": numbers(1)["x"]}}, {"arrays": {"x": np.ones((ROWS, 5000), "f")}}),
     ],
     ids=lambda other: next(iter(other)),
@@ -102,7 +124,8 @@ SIZE = entry_bytes(ROWS, layout_of(numbers(0)))
 @given(used=st.lists(st.integers(0, 6), max_size=20), room=st.integers(1, 4))
 def test_it_holds_those_used_last_within_its_limit(tmp_path_factory, used, room):
     cache = make_cache(tmp_path_factory.mktemp("limit"), room * SIZE)
-    recent, clock = [], 10**9
+    recent = []
+    clock = 10**9
     for number in used:
         entry = entry_of(cache, str(number), numbers(number))
         assert (entry.load() is not None) == (number in recent)
@@ -113,7 +136,10 @@ def test_it_holds_those_used_last_within_its_limit(tmp_path_factory, used, room)
         recent = [*(other for other in recent if other != number), number][-room:]
         clock += 1  # not that of the file system, which may be coarse
         os.utime(Path(cache.folder) / entry.name, ns=(clock, clock))
-        assert sum((Path(cache.folder) / name).stat().st_size for name in entries(cache)) <= cache.max_bytes
+        assert (
+            sum((Path(cache.folder) / name).stat().st_size for name in entries(cache))
+            <= cache.max_bytes
+        )
     assert len(entries(cache)) == len(recent)
 
 
@@ -134,7 +160,8 @@ def test_a_reader_whose_module_changed_is_another_one(tmp_path, monkeypatch, mad
         files = FileDataset(str(tmp_path / "*.npz"), made(reader), cache=tmp_path / "cache")
         sampler = PartialShuffleSampler(files, batch_size=4, shuffle=False)
         read += [(batch["x"][0], sampler.reads.cached) for batch in sampler]
-    assert read == [(1, 1), (1, 1), (22, 1)]  # the constructor of a sampler reads the first file into the cache
+    # The constructor of a sampler reads the first file into the cache.
+    assert read == [(1, 1), (1, 1), (22, 1)]
     sys.modules.pop("reader_of_test", None)
 
 
@@ -186,7 +213,9 @@ def other_numbers(path):
     np.savez(path, **{"0": np.zeros((ROWS, 99))})
 
 
-@pytest.mark.parametrize("damage", [cut, flip, pickled, other_numbers, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage", [cut, flip, pickled, other_numbers, lambda path: path.write_bytes(b"")]
+)
 def test_a_damaged_entry_is_removed_and_not_there(cache, damage, caplog):
     entry = entry_of(cache, "file", numbers(1))
     entry.store(numbers(1))

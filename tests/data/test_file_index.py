@@ -1,4 +1,6 @@
-"""File indexes: each file is opened once as long as it does not change; other files are never overwritten."""
+"""File indexes: each file is opened once as long as it does not change; other files are never
+overwritten.
+"""
 
 import functools
 import json
@@ -93,7 +95,8 @@ def two(filename, get_data=False):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda n: [one, two][n - 1], with_rows, Counting, lambda n: functools.partial(counted, n)]
+    "make",
+    [lambda n: [one, two][n - 1], with_rows, Counting, lambda n: functools.partial(counted, n)],
 )
 def test_functions_do_not_use_each_others_numbers(files, index, make):
     assert FileDataset(files, make(1), index=index).number_samples == 3
@@ -108,7 +111,9 @@ def asked_reader(filename, get_data=False):
     return 3
 
 
-@pytest.mark.parametrize("make", [lambda: asked_reader, lambda: functools.partial(asked_reader, get_data=False)])
+@pytest.mark.parametrize(
+    "make", [lambda: asked_reader, lambda: functools.partial(asked_reader, get_data=False)]
+)
 def test_a_users_reader_is_asked_once(files, index, make):
     ASKED.clear()
     for _ in range(2):
@@ -151,11 +156,22 @@ def test_an_index_that_is_odd_is_replaced(files, index, content):
 
 
 @pytest.mark.parametrize(
-    "content", [b"3", b"{}", b'{"files": {}}', b" ", b"a diary", b"\x80\x04binary\xff\x00", b"\x93NUMPY\x01\x00"]
+    "content",
+    [
+        b"3",
+        b"{}",
+        b'{"files": {}}',
+        b" ",
+        b"a diary",
+        b"\x80\x04binary\xff\x00",
+        b"\x93NUMPY\x01\x00",
+    ],
 )
 def test_a_file_of_something_else_is_refused_and_stays(files, index, content):
     index.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^index='.*index\.json' is not a file index; give another"):
+    with pytest.raises(
+        ValueError, match=r"^index='.*index\.json' is not a file index; give another"
+    ):
         FileDataset(files, reader := Opened(), index=index)
     assert (index.read_bytes(), reader.files) == (content, [])
 

@@ -23,7 +23,15 @@ LAYOUT = {"x": Field("float32", (2,)), "y": Field("int64", ())}
 
 @pytest.mark.parametrize(
     "files",
-    [FILES, "*.npz", "[0-2].npz", Path("*.npz"), map(Path, FILES), dict.fromkeys(FILES), "**/*.npz"],
+    [
+        FILES,
+        "*.npz",
+        "[0-2].npz",
+        Path("*.npz"),
+        map(Path, FILES),
+        dict.fromkeys(FILES),
+        "**/*.npz",
+    ],
     ids=named,
 )
 def test_files_are_given_by_list_or_pattern(folder, files):
@@ -43,7 +51,9 @@ def test_a_list_keeps_its_order_and_a_pattern_sorts(folder):
     assert file_names([Path("a/../b"), "s3://c"]) == ["a/../b", "s3://c"]
 
 
-@pytest.mark.parametrize("file", ["1.npz", Path("1.npz"), "./1.npz", "[0].npz", ["[0].npz"], "a/**/*.npz"])
+@pytest.mark.parametrize(
+    "file", ["1.npz", Path("1.npz"), "./1.npz", "[0].npz", ["[0].npz"], "a/**/*.npz"]
+)
 def test_files_are_found_by_name_or_below_a_folder(folder, file):
     (folder / "a" / "b").mkdir(parents=True)
     write("[0].npz", 2)
@@ -55,14 +65,18 @@ def test_files_are_found_by_name_or_below_a_folder(folder, file):
 def test_files_len_is_believed_and_one_file_opened(folder, count):
     for number in (1, 2):
         Path(f"{number}.npz").write_text("not looked at")
-    files_len = UserDict({"other.npz": 5, **{name: count(rows) for rows, name in enumerate(FILES, 1)}})
+    files_len = UserDict(
+        {"other.npz": 5, **{name: count(rows) for rows, name in enumerate(FILES, 1)}}
+    )
     dataset = FileDataset(FILES, files_len=files_len)
     assert dataset.files_len == {"0.npz": 1, "1.npz": 2, "2.npz": 3}
     assert all(type(size) is int for size in dataset.sizes)
     assert dataset.layout == LAYOUT
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr
+)
 def test_wrong_files_len_is_an_error_that_names_the_file(folder, wrong):
     told = rf"^files_len\['1\.npz'\]={re.escape(repr(wrong))}: give an integer of at least 1"
     with pytest.raises(ValueError, match=told):
@@ -90,7 +104,9 @@ def arrays(*keys, rows=3):
         ("abc", {"x": "c", "y": "c"}, True, ("c", "c")),
     ],
 )
-@pytest.mark.parametrize("own", [None, lambda filename, get_data=False: NpzReader()(filename, get_data)])
+@pytest.mark.parametrize(
+    "own", [None, lambda filename, get_data=False: NpzReader()(filename, get_data)]
+)
 def test_the_arrays_to_train_on(folder, own, held, options, targets, expected):
     arrays(*held)
     assert FileDataset("f.npz", own, **options).training_keys(targets=targets) == expected
@@ -140,11 +156,15 @@ def test_samples_have_no_index_but_batches_pass(folder):
             dataset[index]
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"batch_size": 2, "num_workers": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_size": 2}, {"batch_size": 2, "num_workers": 1}], ids=str
+)
 def test_a_loader_that_makes_batches_of_batches_is_an_error(folder, options):
     dataset = FileDataset("*.npz")
     loader = DataLoader(dataset, sampler=PartialShuffleSampler(dataset), **options)
-    with pytest.raises(TypeError, match=r"whole batches; use DataLoader\(dataset, sampler=.*, batch_size=None\)"):
+    with pytest.raises(
+        TypeError, match=r"whole batches; use DataLoader\(dataset, sampler=.*, batch_size=None\)"
+    ):
         next(iter(loader))
     with pytest.raises(TypeError, match=r"samples in files have no index; use .*batch_size=None"):
         next(iter(DataLoader(dataset, batch_size=None)))
@@ -176,7 +196,12 @@ WRONG = [
     (["t.txt"], {}, ValueError, "'.txt'"),
     ("*.npz", {"files_len": {"0.npz": 1}}, ValueError, "files_len lacks 1.npz"),
     ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}}, BadFileError, "files_len has 5"),
-    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader}, BadFileError, "files_len has 5"),
+    (
+        "*.npz",
+        {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader},
+        BadFileError,
+        ("files_len has 5"),
+    ),
     ("*.npz", {"keys": "xy"}, TypeError, "keys='xy'"),
     ("*.npz", {"keys": []}, BadFileError, "holds no arrays"),
     ("*.npz", {"on_bad_file": "ignore"}, ValueError, "on_bad_file='ignore'"),
@@ -185,7 +210,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("files", "options", "error", "name"), WRONG, ids=range(len(WRONG)))
-def test_wrong_arguments_are_errors_that_say_what_to_give(folder, files, options, error, name, raises):
+def test_wrong_arguments_are_errors_that_say_what_to_give(
+    folder, files, options, error, name, raises
+):
     torch.save(torch.zeros(3), "t.pt")
     Path("t.txt").touch()
     (folder / "a").mkdir()
@@ -212,7 +239,9 @@ def test_a_file_unlike_the_first_is_an_error_before_training(folder, arrays, nam
 def test_a_bad_file_is_skipped_with_a_warning_and_reported(folder, bad):
     spoil(FILES[bad])
     path = str(folder / FILES[bad])
-    with pytest.warns(UserWarning, match=f"skipped {re.escape(path)} is corrupt: File is") as caught:
+    with pytest.warns(
+        UserWarning, match=f"skipped {re.escape(path)} is corrupt: File is"
+    ) as caught:
         dataset = FileDataset("*.npz", on_bad_file="skip")
     assert [warning.filename for warning in caught] == [__file__]
     assert dataset.files == [name for name in FILES if name != FILES[bad]]
@@ -227,5 +256,7 @@ def test_a_bad_file_is_skipped_with_a_warning_and_reported(folder, bad):
 def test_files_that_are_all_invalid_are_an_error(folder, files_len):
     spoil(*FILES)
     # Without a warning for each, which would be an error here.
-    with pytest.raises(ValueError, match="all 3 files were skipped; the last one is corrupt: File is"):
+    with pytest.raises(
+        ValueError, match=("all 3 files were skipped; the last one is corrupt: File is")
+    ):
         FileDataset("*.npz", files_len=files_len, on_bad_file="skip")

@@ -1,4 +1,6 @@
-"""Remote files, by fsspec: its memory and local file systems, and a server of S3 on this machine."""
+"""Remote files, by fsspec: its memory and local file systems, and a server of S3 on this
+machine.
+"""
 
 import http.server
 import io
@@ -21,7 +23,8 @@ from tests.data.readers.formats import filled, names, same, save_hdf5
 from tests.data.readers.table_files import TABLES, columns
 from tests.data.readers.test_table import read_all
 
-X, Y = filled((12, 3)), np.arange(12) % 2
+X = filled((12, 3))
+Y = np.arange(12) % 2
 
 
 def saved_bytes(save, *arguments, **options):
@@ -31,7 +34,9 @@ def saved_bytes(save, *arguments, **options):
 
 FILES = {
     ".npz": saved_bytes(np.savez, x=X, y=Y),
-    ".pt": saved_bytes(lambda file, value: torch.save(value, file), {"x": torch.tensor(X), "y": torch.tensor(Y)}),
+    ".pt": saved_bytes(
+        lambda file, value: torch.save(value, file), {"x": torch.tensor(X), "y": torch.tensor(Y)}
+    ),
     ".h5": saved_bytes(save_hdf5, x=X, y=Y),
 }
 
@@ -81,7 +86,10 @@ def test_remote_tables_are_read(memory, tmp_path, kind):
 def test_remote_images_are_read(memory):
     image = pytest.importorskip("PIL.Image")
     for kind in ("cat", "dog"):
-        put(f"{memory}/{kind}/1.png", saved_bytes(image.fromarray(np.full((2, 3), 7, np.uint8)).save, format="png"))
+        put(
+            f"{memory}/{kind}/1.png",
+            saved_bytes(image.fromarray(np.full((2, 3), 7, np.uint8)).save, format="png"),
+        )
     dataset = FileDataset(memory)
     assert (dataset.sizes, dataset.classes) == ((2,), {"y": ("cat", "dog")})
     same(read_all(dataset)["x"], np.full((2, 3, 2, 3), 7, np.uint8))
@@ -111,7 +119,12 @@ class AnswerError(OSError):
 @pytest.mark.parametrize(
     "error",
     [
-        *(ClientError("503"), PermissionError(13, "expired"), OSError(16, "slow down"), ConnectionError("lost")),
+        *(
+            ClientError("503"),
+            PermissionError(13, "expired"),
+            OSError(16, "slow down"),
+            ConnectionError("lost"),
+        ),
         *(TimeoutError("no answer"), AnswerError(429)),
     ],
 )
@@ -125,7 +138,11 @@ def test_errors_of_a_store_are_not_those_of_a_file(error):
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [
-        *(("http://host/f.NPZ?signature=a.b", ".npz"), ("s3://bucket/f.tsv", ".tsv"), ("what?.npz", ".npz")),
+        *(
+            ("http://host/f.NPZ?signature=a.b", ".npz"),
+            ("s3://bucket/f.tsv", ".tsv"),
+            ("what?.npz", ".npz"),
+        ),
         ("http://host/f?x", ""),
     ],
 )
@@ -155,13 +172,18 @@ def test_a_file_that_names_other_files_is_not_read(tmp_path):
     np.savez(tmp_path / "secret.npz", x=X, y=Y)
     references = tmp_path / "references.npz"
     references.write_text(json.dumps({"a.npz": [str(tmp_path / "secret.npz")]}))
-    for name in (f"reference://a.npz::{references}", f"simplecache::reference://*.npz::{references}"):
+    for name in (
+        f"reference://a.npz::{references}",
+        f"simplecache::reference://*.npz::{references}",
+    ):
         with pytest.raises(ValueError, match="files of references are not read"):
             FileDataset(name)
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
-    """Serves files, without ranges; those below ``chunked`` without a length, ``busy`` not at all."""
+    """Serves files, without ranges; those below ``chunked`` without a length, ``busy`` not at
+    all.
+    """
 
     def log_message(self, *_):
         pass
@@ -176,7 +198,9 @@ class Files(http.server.SimpleHTTPRequestHandler):
 def site(tmp_path):
     """Serve a folder by HTTP, and return its address."""
     pytest.importorskip("aiohttp")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=tmp_path)) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Files, directory=tmp_path)
+    ) as server:
         threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -206,11 +230,16 @@ def test_files_in_an_archive_are_read_by_name_and_by_pattern(tmp_path, monkeypat
         for name in ("d/0.npz", "d/1.npz", "d/._1.npz", "other.txt"):
             archive.writestr(name, FILES[".npz"] if "._" not in name else b"of a system")
     place = "d.zip" if place == "relative" else place.format(tmp_path / "d.zip")
-    for given in (f"zip://d/*.npz::{place}", [f"zip://d/{number}.npz::{place}" for number in (0, 1)]):
+    for given in (
+        f"zip://d/*.npz::{place}",
+        [f"zip://d/{number}.npz::{place}" for number in (0, 1)],
+    ):
         dataset = FileDataset(given)
         assert dataset.files == [f"zip://d/{number}.npz::{place}" for number in (0, 1)]
         monkeypatch.chdir("/")
         same(np.asarray(read_all(dataset)["x"]), np.concatenate([X, X]))
         monkeypatch.chdir(tmp_path)
-    with names(f"zip://d/9.npz::{place if '://' in place else tmp_path / 'd.zip'}", "does not exist"):
+    with names(
+        f"zip://d/9.npz::{place if '://' in place else tmp_path / 'd.zip'}", ("does not exist")
+    ):
         FileDataset(f"zip://d/9.npz::{place}")

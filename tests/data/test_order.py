@@ -1,4 +1,6 @@
-"""Random orders are functions of seed and epoch; batches have equal sizes; rows are divided evenly."""
+"""Random orders are functions of seed and epoch; batches have equal sizes; rows are divided
+evenly.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -41,7 +43,9 @@ def test_orders_are_permutations_and_functions_of_seed_and_epoch(seed, epoch, si
     ids=["samples", "blocks"],
 )
 def test_permutations_are_uniform(order):
-    """Each of 8 items is in each of 8 places equally often, and each of the 56 ordered pairs comes first."""
+    """Each of 8 items is in each of 8 places equally often, and each of the 56 ordered pairs comes
+    first.
+    """
     drawn = np.array([order(seed) for seed in range(4000)])
     for item in range(8):
         places = np.nonzero(drawn == item)[1]
@@ -123,7 +127,11 @@ cases = {"sizes": SIZES, "number": st.integers(1, 9), **epochs}
 
 
 def rows_in(row_ranges):
-    return [(row_range.file, row) for row_range in row_ranges for row in range(row_range.start, row_range.stop)]
+    return [
+        (row_range.file, row)
+        for row_range in row_ranges
+        for row in range(row_range.start, row_range.stop)
+    ]
 
 
 def all_rows(sizes):
@@ -137,7 +145,9 @@ def partition_for_ranks(sizes, number, seed, epoch, **options):
 @given(**cases)
 def test_every_row_is_once_in_partitions_of_about_one_size(sizes, number, seed, epoch):
     partitions = partition_files(sizes, number, seed, epoch)
-    assert sorted(row for row_ranges in partitions for row in rows_in(row_ranges)) == all_rows(sizes)
+    assert sorted(row for row_ranges in partitions for row in rows_in(row_ranges)) == all_rows(
+        sizes
+    )
     lengths = [sum(map(len, row_ranges)) for row_ranges in partitions]
     assert len(lengths) == number
     assert max(lengths) - min(lengths) <= 1
@@ -163,6 +173,9 @@ def test_partitions_are_functions_of_seed_and_epoch():
 def test_every_rank_gets_every_file_first_about_as_often():
     epochs = 600
     for partition in (partition_files, partition_for_ranks):
-        firsts = [[row_ranges[0].file for row_ranges in partition([4] * 6, 3, 0, epoch)] for epoch in range(epochs)]
+        firsts = [
+            [row_ranges[0].file for row_ranges in partition([4] * 6, 3, 0, epoch)]
+            for epoch in range(epochs)
+        ]
         for rank in range(3):
             assert chance_of(np.bincount([row[rank] for row in firsts], minlength=6)) > 0.001

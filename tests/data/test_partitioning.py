@@ -1,4 +1,6 @@
-"""Round plans: every sample is assigned once an epoch, also after a resume with other numbers of workers."""
+"""Round plans: every sample is assigned once an epoch, also after a resume with other numbers of
+workers.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,12 +15,15 @@ from compss_train.buffers import BufferSpec
 from compss_train.data.partitioning import Batching, ResumePoint, RoundPlan
 
 HOW = st.one_of(
-    st.fixed_dictionaries({"merge_unit": st.sampled_from(["epochs", "blocks"]), "merge_every": st.integers(0, 6)}),
+    st.fixed_dictionaries(
+        {"merge_unit": st.sampled_from(["epochs", "blocks"]), "merge_every": st.integers(0, 6)}
+    ),
     st.fixed_dictionaries(
         {
             "merge_unit": st.just("batches"),
             "merge_every": st.integers(1, 6),
-            "batching": st.builds(Batching, size=st.integers(1, 8)) | st.builds(Batching, number=st.integers(1, 3)),
+            "batching": st.builds(Batching, size=st.integers(1, 8))
+            | st.builds(Batching, number=st.integers(1, 3)),
         }
     ),
 )
@@ -64,7 +69,9 @@ def fields_of(block_pass):
 
 
 def plain(round_):
-    assignments = [[fields_of(block_pass) for block_pass in assignment] for assignment in round_.assignments]
+    assignments = [
+        [fields_of(block_pass) for block_pass in assignment] for assignment in round_.assignments
+    ]
     return round_.number, round_.last_epoch, round_.resume_point, round_.spans, assignments
 
 
@@ -72,7 +79,9 @@ def trained(round_, sizes) -> Counter[tuple[int, int]]:
     """Return how often each sample of each epoch is in a round."""
     starts = np.cumsum([0, *sizes])
     seen: Counter[tuple[int, int]] = Counter()
-    for block_pass in (block_pass for assignment in round_.assignments for block_pass in assignment):
+    for block_pass in (
+        block_pass for assignment in round_.assignments for block_pass in assignment
+    ):
         first = starts[block_pass.block] + block_pass.first + block_pass.skip
         samples = (
             range(first, first + block_pass.size)
@@ -111,7 +120,10 @@ def test_other_numbers_of_workers_lose_and_repeat_nothing(plan, changes):
         for round_ in left:
             assert round_.number == number
             assert len(round_.assignments) == plan.num_workers
-            sizes = [sum(block_pass.size for block_pass in assignment) for assignment in round_.assignments]
+            sizes = [
+                sum(block_pass.size for block_pass in assignment)
+                for assignment in round_.assignments
+            ]
             assert round_.counts == tuple(sizes)
             seen += trained(round_, plan.sizes)
             number += 1
@@ -157,7 +169,9 @@ def test_the_spans_of_a_worker_follow_each_other(plan):
                 spans[worker].append(span)
     for bounds in map(np.ravel, spans):
         assert all(before < after for before, after in bounds.reshape(-1, 2))
-        assert all((end, begin) == (1, 0) or end == begin for end, begin in bounds[1:-1].reshape(-1, 2))
+        assert all(
+            (end, begin) == (1, 0) or end == begin for end, begin in bounds[1:-1].reshape(-1, 2)
+        )
         assert len(bounds) == 0 or (bounds[0], bounds[-1]) == (0, 1)
 
 
@@ -165,11 +179,14 @@ def test_the_spans_of_a_worker_follow_each_other(plan):
     sizes=SIZE_LISTS,
     workers=st.integers(1, 9),
     every=st.integers(1, 6),
-    batching=st.builds(Batching, size=st.integers(1, 8)) | st.builds(Batching, number=st.integers(1, 3)),
+    batching=st.builds(Batching, size=st.integers(1, 8))
+    | st.builds(Batching, number=st.integers(1, 3)),
     shuffle=st.sampled_from(["blocks", "total", None]),
     buffer=st.builds(BufferSpec, st.just("FIRO"), st.integers(16, 40), st.integers(0, 8)),
 )
-def test_each_sample_enters_a_buffer_and_is_drawn_once(sizes, workers, every, batching, shuffle, buffer):
+def test_each_sample_enters_a_buffer_and_is_drawn_once(
+    sizes, workers, every, batching, shuffle, buffer
+):
     plan = RoundPlan(
         sizes,
         workers,
@@ -181,11 +198,16 @@ def test_each_sample_enters_a_buffer_and_is_drawn_once(sizes, workers, every, ba
         batching=batching,
         put_counts=buffer.put_counts,
     )
-    rounds, put, drawn, seen = list(plan.rounds()), [0] * workers, [0] * workers, Counter()
+    rounds = list(plan.rounds())
+    put = [0] * workers
+    drawn = [0] * workers
+    seen = Counter()
     assert plan.samples_left == sum(sum(round_.counts) for round_ in rounds) == 2 * sum(sizes)
     for k, round_ in enumerate(rounds, 1):
         seen += trained(round_, sizes)
-        for worker, (assignment, draws) in enumerate(zip(round_.assignments, round_.draws, strict=True)):
+        for worker, (assignment, draws) in enumerate(
+            zip(round_.assignments, round_.draws, strict=True)
+        ):
             put[worker] += sum(block_pass.size for block_pass in assignment)
             drawn[worker] += round_.counts[worker]
             assert 0 <= put[worker] - drawn[worker] <= buffer.capacity

@@ -1,4 +1,6 @@
-"""Sequences of different lengths: padded or collated, in batches of similar lengths, as in a plain loop."""
+"""Sequences of different lengths: padded or collated, in batches of similar lengths, as in a plain
+loop.
+"""
 
 import pickle
 import re
@@ -9,7 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, Ragged, Samples, write_files
+from compss_train import (
+    BlockedTensor,
+    BufferSpec,
+    FileDataset,
+    Merge,
+    PartialShuffle,
+    Ragged,
+    Samples,
+    write_files,
+)
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data.block import gather, join
 from compss_train.engines.calls import intra_op_threads
@@ -37,8 +48,13 @@ def padded(sequences, value):
 
 
 def plain_loop():
-    batches = [numbers for rows in np.array_split(np.arange(41), 3) for numbers in np.array_split(rows, 4)]
-    steps = [(padded([TOKENS[n] for n in each], 0), padded([NEXT[n] for n in each], -100)) for each in batches]
+    batches = [
+        numbers for rows in np.array_split(np.arange(41), 3) for numbers in np.array_split(rows, 4)
+    ]
+    steps = [
+        (padded([TOKENS[n] for n in each], 0), padded([NEXT[n] for n in each], -100))
+        for each in batches
+    ]
     return plain_steps(Characters(), OPTIMIZERS[0][1], 2 * steps, seed=3)
 
 
@@ -70,7 +86,9 @@ def test_read_only_sequences_warn_of_nothing_and_stay_as_they_are():
 @pytest.mark.parametrize("collate", [None, own_collate])
 def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
     x, y = (BlockedTensor.from_array(Ragged(each), 3) for each in (TOKENS, NEXT))
-    ours = trainer_of(engine, collate=collate).fit(x, y, num_epochs=2, num_batches_per_worker=4, **STILL)
+    ours = trainer_of(engine, collate=collate).fit(
+        x, y, num_epochs=2, num_batches_per_worker=4, **STILL
+    )
     assert_same_bits(ours, plain_loop())
 
 
@@ -81,7 +99,13 @@ def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
 )
 def test_engines_agree_and_fits_are_resumed(engine, tokens, shuffle, tmp_path):
     merge = Merge(every=2, unit="batches")
-    given = {"shuffle": shuffle, "num_epochs": 2, "batch_size": 5, "progress": False, "merge": merge}
+    given = {
+        "shuffle": shuffle,
+        "num_epochs": 2,
+        "batch_size": 5,
+        "progress": False,
+        "merge": merge,
+    }
     one, other = (trainer_of(each, workers=2) for each in (engine, "serial"))
     one.fit(tokens, NEXT, validation_data=(TOKENS, NEXT), **given)
     other.fit(tokens, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
@@ -97,14 +121,17 @@ class OfPacked(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(4)
-        self.recurrent, self.last = nn.GRU(3, 4), nn.Linear(4, 2)
+        self.recurrent = nn.GRU(3, 4)
+        self.last = nn.Linear(4, 2)
 
     def forward(self, packed):
         return self.last(self.recurrent(packed)[1][0])
 
 
 def packed(sequences):
-    return nn.utils.rnn.pack_sequence([torch.as_tensor(each) for each in sequences], enforce_sorted=False)
+    return nn.utils.rnn.pack_sequence(
+        [torch.as_tensor(each) for each in sequences], enforce_sorted=False
+    )
 
 
 def packed_pairs(samples):
@@ -122,13 +149,16 @@ def test_packed_sequences_are_one_input(engine, dtype):
     """And they become the network's dtype."""
     vectors = [each.astype(dtype) for each in VECTORS]
     trainer = small_fits.trainer_of(engine, 1, 3, OfPacked, SGD, metric=None, collate=packed_pairs)
-    ours = trainer.fit(vectors, PARITY, num_epochs=2, batch_size=10, **STILL, validation_data=(vectors, PARITY))
+    ours = trainer.fit(
+        vectors, PARITY, num_epochs=2, batch_size=10, **STILL, validation_data=(vectors, PARITY)
+    )
     net = OfPacked()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     with intra_op_threads(1):
         for rows in 2 * np.array_split(np.arange(41), 5):
             optimizer.zero_grad()
-            x, y = packed([VECTORS[row].astype("float32") for row in rows]), torch.from_numpy(PARITY[rows])
+            x = packed([VECTORS[row].astype("float32") for row in rows])
+            y = torch.from_numpy(PARITY[rows])
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
     assert_same_bits(ours, state_arrays(net))
@@ -139,11 +169,15 @@ def test_the_groups_of_a_frame_are_sequences():
     frame = pd.DataFrame(np.concatenate(VECTORS), columns=["a", "b", "c"][: VECTORS[0].shape[1]])
     frame["group"] = np.repeat(np.arange(len(VECTORS)), [len(each) for each in VECTORS])
     groups = [group.drop(columns="group") for _, group in frame.groupby("group")]
-    source, expected = (as_data_source(each, None, 1).columns["x"].collect() for each in (groups, VECTORS))
+    source, expected = (
+        as_data_source(each, None, 1).columns["x"].collect() for each in (groups, VECTORS)
+    )
     assert torch.equal(source.values, expected.values)
     assert torch.equal(source.offsets, expected.offsets)
     alone = [group["a"] for group in groups]
-    assert as_data_source(alone, None, 1).columns["x"].collect().values.tolist() == frame["a"].tolist()
+    assert (
+        as_data_source(alone, None, 1).columns["x"].collect().values.tolist() == frame["a"].tolist()
+    )
 
 
 def test_a_step_gets_packed_sequences_as_they_were_made():
@@ -152,13 +186,20 @@ def test_a_step_gets_packed_sequences_as_they_were_made():
     def step(model, batch, context):
         x, y = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, None)
         assert isinstance(x, nn.utils.rnn.PackedSequence)
-        return model(x).logsumexp(1).mean() if y is None else nn.functional.cross_entropy(model(x), y)
+        return (
+            model(x).logsumexp(1).mean() if y is None else nn.functional.cross_entropy(model(x), y)
+        )
 
     vectors = [each.astype("float32") for each in VECTORS]
     pairs = [*zip(vectors, PARITY, strict=True)]
     alone = torch.utils.data.DataLoader(vectors, 10, collate_fn=packed)
     loader = torch.utils.data.DataLoader(pairs, 10, collate_fn=packed_pairs)
-    cases = ((vectors,), packed), ((vectors, PARITY), packed_pairs), ((alone,), None), ((loader,), None)
+    cases = (
+        ((vectors,), packed),
+        ((vectors, PARITY), packed_pairs),
+        ((alone,), None),
+        ((loader,), None),
+    )
     for data, collate in cases:
         trainer = trainer_of()
         trainer.build(OfPacked(), SGD, training_step=step, collate=collate)
@@ -175,7 +216,9 @@ def test_batches_of_similar_lengths_hold_every_sample_once():
     plain = trainer_of(collate=collate)
     for bucketed in (False, True):
         seen.clear()
-        plain.fit(BUCKETED if bucketed else TOKENS, NEXT, num_epochs=1, batch_size=5, progress=False)
+        plain.fit(
+            BUCKETED if bucketed else TOKENS, NEXT, num_epochs=1, batch_size=5, progress=False
+        )
         assert sorted(length for batch in seen for length in batch) == sorted(LENGTHS.tolist())
         spread = sum(max(batch) - min(batch) for batch in seen)
         assert (spread < 2 * len(set(LENGTHS.tolist()))) == bucketed
@@ -186,8 +229,12 @@ def test_predictions_of_batches_of_different_lengths_are_a_list():
     net = trainer.model().eval()
     found = trainer.predict(TOKENS, batch_size=4)
     assert len(found) == len(TOKENS)
-    assert all(np.array_equal(*pair) for pair in zip(found, trainer.predict(BUCKETED, batch_size=4), strict=True))
-    # Each step sums 6 and 8 products, which add up to at most 10, the last layer 8; gates forget earlier errors.
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(found, trainer.predict(BUCKETED, batch_size=4), strict=True)
+    )
+    # Each step sums 6 and 8 products, which add up to at most 10, the last layer 8; gates forget
+    # earlier errors.
     rounding = LENGTHS.max() * sum_error(np.float32, 6 + 8 + 8, 10.0)
     for tokens, output in zip(TOKENS, found, strict=True):
         with torch.no_grad():
@@ -206,7 +253,9 @@ def labelled_collate(samples):
     "collate", [own_collate, lambda samples: padded(samples, 0)], ids=["takes (x, y)", "takes x"]
 )
 def test_predictions_are_collated_without_targets(data, collate):
-    """``collate`` gets zeros in place of y as in training, or x alone; predictions are those of padded batches."""
+    """``collate`` gets zeros in place of y as in training, or x alone; predictions are those of
+    padded batches.
+    """
     x = TOKENS if data == "lists" else Samples(TOKENS)
     expected = trainer_of().predict(TOKENS, batch_size=4)
     found = trainer_of(collate=collate).predict(x, batch_size=4)
@@ -214,7 +263,9 @@ def test_predictions_are_collated_without_targets(data, collate):
 
 
 def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
-    """``check_fit`` makes the first batch of a prediction, too, and warns of the error of ``predict``."""
+    """``check_fit`` makes the first batch of a prediction, too, and warns of the error of
+    ``predict``.
+    """
     failing = re.escape("collate was called with a list of (x, y), with zeros in place of y")
     options = {"num_epochs": 1, "batch_size": 5, **STILL}
     trainer_of(collate=own_collate).check_fit(TOKENS, NEXT, **options)
@@ -235,7 +286,13 @@ def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
 @pytest.mark.parametrize(
     "key",
     [
-        *(slice(None, None, 2), slice(None, None, -1), slice(5, 30, 7), slice(30, 5), slice(-3, None)),
+        *(
+            slice(None, None, 2),
+            slice(None, None, -1),
+            slice(5, 30, 7),
+            slice(30, 5),
+            slice(-3, None),
+        ),
         *(
             [3, -1, 3],
             np.array([3, -1], np.int32),
@@ -246,12 +303,14 @@ def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
     ],
 )
 def test_sequences_are_selected_as_rows_of_an_array_are(key):
-    selected, expected = Ragged(TOKENS)[key], np.arange(41)[key]
+    selected = Ragged(TOKENS)[key]
+    expected = np.arange(41)[key]
     assert [each.tolist() for each in selected] == [TOKENS[number].tolist() for number in expected]
 
 
 def test_sequences_are_cut_selected_and_pickled_without_the_others():
-    ragged, rows = Ragged(TOKENS), np.array([5, 3, 40, 3])
+    ragged = Ragged(TOKENS)
+    rows = np.array([5, 3, 40, 3])
     for found in (
         ragged.index_select(0, torch.from_numpy(rows)),
         gather(rows, [0, 17], [ragged[:17], ragged[17:]]),
@@ -259,7 +318,9 @@ def test_sequences_are_cut_selected_and_pickled_without_the_others():
         assert [each.tolist() for each in found] == [TOKENS[n].tolist() for n in rows]
     part = pickle.loads(pickle.dumps(ragged[3:5]))
     assert len(part.values) == LENGTHS[3] + LENGTHS[4]
-    assert [each.tolist() for each in join([part, ragged[:1]])] == [TOKENS[n].tolist() for n in (3, 4, 0)]
+    assert [each.tolist() for each in join([part, ragged[:1]])] == [
+        TOKENS[n].tolist() for n in (3, 4, 0)
+    ]
     assert torch.equal(ragged[7:9].padded(0), padded(TOKENS[7:9], 0))
     assert (len(ragged), ragged.shape, ragged[-1].tolist()) == (41, (41, -1), TOKENS[-1].tolist())
 
@@ -283,7 +344,9 @@ WRONG = {
     "items of 2 dtypes and shapes": lambda: Ragged([np.ones(1), np.ones((2, 2))]),
     "collate=3": lambda: trainer_of(collate=3),
     "collate returned a Tensor": lambda: checked(NEXT, collate=lambda _: torch.zeros(1)),
-    "collate returned a numpy array": lambda: checked(NEXT, collate=lambda pairs: (np.ones((len(pairs), 3)), 0)),
+    "collate returned a numpy array": lambda: checked(
+        NEXT, collate=lambda pairs: (np.ones((len(pairs), 3)), 0)
+    ),
     "float32 need collate=": lambda: checked(FLOATS, loss="mse"),
 }
 
@@ -296,7 +359,9 @@ def test_float_targets_that_differ_in_length_are_an_error_before_any_task():
             begun.append(trainer)
 
     with pytest.raises(TypeError, match="float32 need collate="):
-        trainer_of(loss="mse").fit(TOKENS, FLOATS, num_epochs=1, batch_size=5, callbacks=[Begin()], progress=False)
+        trainer_of(loss="mse").fit(
+            TOKENS, FLOATS, num_epochs=1, batch_size=5, callbacks=[Begin()], progress=False
+        )
     assert not begun
 
 

@@ -13,14 +13,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import BadFileError, BlockedTensor, FileDataset, PartialShuffleSampler, Ragged, write_files
+from compss_train import (
+    BadFileError,
+    BlockedTensor,
+    FileDataset,
+    PartialShuffleSampler,
+    Ragged,
+    write_files,
+)
 from compss_train.data.layout import Field, FileContentError, check_same_layout
 from compss_train.data.order import RowRange
 from compss_train.data.reading import bad_file_errors
 from compss_train.data.writing import FORMATS, write_parts
 from tests.data.readers.formats import names
 
-X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
+X = np.arange(12.0).reshape(6, 2)
+Y = np.arange(6)
 
 
 @pytest.fixture
@@ -70,7 +78,9 @@ def test_the_error_of_an_empty_file_says_so(tmp_path, monkeypatch):
         raising(str(tmp_path), IsADirectoryError("boom"))
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "f.npz"), FileNotFoundError("gone")])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "gone", "f.npz"), FileNotFoundError("gone")]
+)
 def test_a_file_that_is_not_found_is_named(file, monkeypatch, tmp_path, error):
     monkeypatch.chdir(tmp_path)
     told = r"^g\.npz does not exist; give a name that is valid on the machine that reads it"
@@ -89,7 +99,13 @@ def test_a_bad_file_error_is_pickled(file):
 @pytest.mark.parametrize("rows", [3, 5, 7, 12])
 def test_a_file_of_another_number_of_samples_is_an_error(file, part, rows):
     np.savez(file, x=np.resize(X, (rows, 2)), y=np.arange(rows))
-    with names(file, f"has {rows} samples, but 6 were expected: check whether it changed, or files_len is wrong"):
+    with names(
+        file,
+        (
+            f"has {rows} samples, but 6 were expected: check whether it changed, or "
+            "files_len is wrong"
+        ),
+    ):
         part.read(RowRange(0, 0, 2))
 
 
@@ -98,8 +114,14 @@ def test_a_file_of_another_number_of_samples_is_an_error(file, part, rows):
     [
         ({"x": X}, "holds arrays 'x', but first holds 'x', 'y'"),
         ({"x": X, "y": Y, "z": Y}, "holds arrays 'x', 'y', 'z', but first holds 'x', 'y'"),
-        ({"x": X[:, :1], "y": Y}, r"holds samples of float64 \(1,\) in 'x', but first of float64 \(2,\)"),
-        ({"x": X, "y": Y.astype("i4")}, r"holds samples of int32 \(\) in 'y', but first of int64 \(\)"),
+        (
+            {"x": X[:, :1], "y": Y},
+            r"holds samples of float64 \(1,\) in 'x', but first of float64 \(2,\)",
+        ),
+        (
+            {"x": X, "y": Y.astype("i4")},
+            r"holds samples of int32 \(\) in 'y', but first of int64 \(\)",
+        ),
     ],
 )
 def test_a_file_of_another_layout_is_an_error(file, part, arrays, reason):
@@ -110,7 +132,9 @@ def test_a_file_of_another_layout_is_an_error(file, part, arrays, reason):
 
 
 NAMES = st.text("abcxyz", min_size=1, max_size=3)
-FIELDS = st.builds(Field, st.sampled_from(["float32", "int64", "torch.float32"]), st.tuples(st.integers(0, 3)))
+FIELDS = st.builds(
+    Field, st.sampled_from(["float32", "int64", "torch.float32"]), st.tuples(st.integers(0, 3))
+)
 LAYOUTS = st.dictionaries(NAMES, FIELDS, min_size=1, max_size=3)
 
 
@@ -120,13 +144,26 @@ def test_layouts_are_alike_or_an_error_tells_the_difference(layout, other):
     if layout == other:
         check_same_layout(layout, other, "a.npz")
         return
-    with pytest.raises(FileContentError, match=r"^holds (arrays|samples of) .*, but a\.npz (holds|of) ") as caught:
+    with pytest.raises(
+        FileContentError, match=r"^holds (arrays|samples of) .*, but a\.npz (holds|of) "
+    ) as caught:
         check_same_layout(layout, other, "a.npz")
     differ = [key for key in layout if layout[key] != other.get(key)] or set(other) - set(layout)
     assert any(repr(key) in str(caught.value) for key in differ)
 
 
-AWKWARD = ["file", "allow_pickle", "self", "args", "x.npy", "x", "compression", "a/b", "ünï", "two words"]
+AWKWARD = [
+    "file",
+    "allow_pickle",
+    "self",
+    "args",
+    "x.npy",
+    "x",
+    "compression",
+    "a/b",
+    "ünï",
+    ("two words"),
+]
 
 
 def whole(files, key="x"):
@@ -136,8 +173,11 @@ def whole(files, key="x"):
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "npy"])
 @given(samples=st.integers(1, 30), rows=st.integers(1, 12))
 def test_what_is_written_is_read_again_in_order(tmp_path_factory, format, samples, rows):
-    x, y = np.random.default_rng(0).normal(size=(samples, 2, 3)).astype(np.float32), np.arange(samples)
-    names = write_files(tmp_path_factory.mktemp("files"), {"x": x, "y": y}, rows=rows, format=format)
+    x = np.random.default_rng(0).normal(size=(samples, 2, 3)).astype(np.float32)
+    y = np.arange(samples)
+    names = write_files(
+        tmp_path_factory.mktemp("files"), {"x": x, "y": y}, rows=rows, format=format
+    )
     files = FileDataset(names)
     assert files.sizes == tuple(min(rows, samples - start) for start in range(0, samples, rows))
     np.testing.assert_array_equal(whole(names), x)

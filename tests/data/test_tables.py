@@ -48,10 +48,16 @@ def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
     np.testing.assert_array_equal(array, NUMBERS.astype(array.dtype))
     *converted, codes = notes
     assert len(converted) == (floats == "float32")
-    assert all(note.startswith("float64 becomes float32, the dtype of the network's") for note in converted)
-    assert codes.startswith(f"'kind' in x are class codes, and become {array.dtype} like the numbers beside them")
+    assert all(
+        note.startswith("float64 becomes float32, the dtype of the network's") for note in converted
+    )
+    assert codes.startswith(
+        f"'kind' in x are class codes, and become {array.dtype} like the numbers beside them"
+    )
     (integers,) = remarks
-    assert integers.startswith(f"the integers of 'age' in x become {array.dtype}, like the numbers beside them")
+    assert integers.startswith(
+        f"the integers of 'age' in x become {array.dtype}, like the numbers beside them"
+    )
     assert integers.endswith("as in x={'numbers': ..., 'codes': frame[['age']]}")
     assert tables.frame_as_array(frame[["age", "kind"]], "x", floats)[1:3] == ([], [])
 
@@ -68,7 +74,9 @@ def test_frames_may_be_parts_of_several_inputs(pack):
 
 
 WRONG = {
-    "10,000 different values in 'id'": lambda: tables.find_classes("id", map(str, range(tables.MAX_CLASSES + 1))),
+    "10,000 different values in 'id'": lambda: tables.find_classes(
+        "id", map(str, range(tables.MAX_CLASSES + 1))
+    ),
     "(int, str) in 'id'": lambda: tables.find_classes("id", ["a", 1]),
     "lacks a value in 'height', the first in row 1": FRAME.assign(height=[1, None, 2]),
     "lacks a value in 'kind'": FRAME.assign(kind=pd.Categorical(["a", None, "b"])),
@@ -88,7 +96,12 @@ def test_what_is_no_column_of_numbers_is_an_error(name, raises):
 def test_frames_of_polars_are_those_of_pandas():
     polars = pytest.importorskip("polars")
     frame = polars.DataFrame(
-        {"age": [30, 41, 52], "height": [1.7, 1.8, 1.6], "kind": ["b", "a", "b"], "member": [True, False, True]},
+        {
+            "age": [30, 41, 52],
+            "height": [1.7, 1.8, 1.6],
+            "kind": ["b", "a", "b"],
+            "member": [True, False, True],
+        },
         schema_overrides={"kind": polars.Enum(["a", "b"])},
     )
     np.testing.assert_array_equal(array_of(frame), array_of(FRAME))
@@ -110,7 +123,8 @@ def test_frames_of_polars_are_those_of_pandas():
 
 
 datasets = pytest.importorskip("datasets")
-List, Value = datasets.List, datasets.Value
+List = datasets.List
+Value = datasets.Value
 ROWS = 23
 
 
@@ -172,7 +186,9 @@ def test_rows_are_those_of_the_data_set(table, order, name):
     batch = rows_of(dataset, numbers, x=name, y="label")
     wanted = expected.astype(np.float32) if expected.dtype == np.float64 else expected
     torch.testing.assert_close(batch.x, torch.from_numpy(wanted), rtol=0, atol=0)
-    assert batch.y.tolist() == [dataset.with_format(None)[int(number)]["label"] for number in numbers]
+    assert batch.y.tolist() == [
+        dataset.with_format(None)[int(number)]["label"] for number in numbers
+    ]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -181,7 +197,9 @@ def test_lists_that_differ_in_length_are_sequences(table, order):
     numbers = [4, 0, 3, 6, 6]
     batch = rows_of(dataset, numbers, x="tokens", y="label")
     assert isinstance(batch.x, Ragged)
-    assert [each.tolist() for each in batch.x] == [dataset.with_format(None)[n]["tokens"] for n in numbers]
+    assert [each.tolist() for each in batch.x] == [
+        dataset.with_format(None)[n]["tokens"] for n in numbers
+    ]
 
 
 UNREADABLE = [
@@ -196,8 +214,15 @@ UNREADABLE = [
 @pytest.mark.parametrize(("rows", "name"), UNREADABLE)
 def test_values_that_cannot_be_read_are_errors(rows, name, raises):
     dataset = datasets.Dataset.from_dict({"x": rows, "label": [0, 1, 0]})
-    for complete in (dataset.select([2, 0]), dataset.filter(lambda row: row["label"] == 0).select([1, 0])):
-        assert rows_of(complete.flatten_indices(), [0, 1, 1]).x.tolist() == [rows[2], rows[0], rows[0]]
+    for complete in (
+        dataset.select([2, 0]),
+        dataset.filter(lambda row: row["label"] == 0).select([1, 0]),
+    ):
+        assert rows_of(complete.flatten_indices(), [0, 1, 1]).x.tolist() == [
+            rows[2],
+            rows[0],
+            rows[0],
+        ]
         with raises(ValueError, "dataset.flatten_indices"):
             rows_of(complete, [0])
     with raises(ValueError, name):

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from compss_train import BlockedTensor, DistributedTrainer, FileDataset, PartialShuffleSampler, Ragged, write_files
+from compss_train import (
+    BlockedTensor,
+    DistributedTrainer,
+    FileDataset,
+    PartialShuffleSampler,
+    Ragged,
+    write_files,
+)
 from compss_train.data.block import signed
 from compss_train.data.sample_reading import Roles, batch_of
 from compss_train.data.samples import Samples
@@ -15,10 +22,22 @@ from compss_train.online.sender import as_sample
 sparse = pytest.importorskip("scipy.sparse")
 
 WRONG = {
-    "masked": (lambda: np.ma.array(np.ones((8, 2), "f4"), mask=[[True, False]] * 8), "is a masked array"),
-    "sparse": (lambda: sparse.csr_array(np.ones((8, 2), "f4")), "is a (csr|coo)_array, which is sparse"),
-    "sparse matrix": (lambda: sparse.csr_matrix(np.ones((8, 2), "f4")), "is a csr_matrix, which is sparse"),
-    "sparse tensor": (lambda: torch.ones(8, 2).to_sparse(), "is a tensor of torch.float32, torch.sparse_coo"),
+    "masked": (
+        lambda: np.ma.array(np.ones((8, 2), "f4"), mask=[[True, False]] * 8),
+        ("is a masked array"),
+    ),
+    "sparse": (
+        lambda: sparse.csr_array(np.ones((8, 2), "f4")),
+        ("is a (csr|coo)_array, which is sparse"),
+    ),
+    "sparse matrix": (
+        lambda: sparse.csr_matrix(np.ones((8, 2), "f4")),
+        ("is a csr_matrix, which is sparse"),
+    ),
+    "sparse tensor": (
+        lambda: torch.ones(8, 2).to_sparse(),
+        ("is a tensor of torch.float32, torch.sparse_coo"),
+    ),
     "objects": (lambda: np.array([[1, 2]] * 8, object), "(?s)object.*numbers?"),
     "structured": (lambda: np.ones(8, [("a", "f4"), ("b", "f4")]), r"\('a', '<f4'\)"),
     "text": (lambda: np.array([["1", "2"]] * 8), "<U1"),
@@ -72,7 +91,9 @@ WAYS = {
     "sequences": lambda x, _: Ragged(list(x)),
     "blocks": lambda x, _: BlockedTensor.from_array(x, blocks=(2, 1)),
     "a reader": from_reader,
-    "files that are written": lambda x, tmp_path: write_files(tmp_path / "out", {"x": x, "y": Y}, rows=4),
+    "files that are written": lambda x, tmp_path: write_files(
+        tmp_path / "out", {"x": x, "y": Y}, rows=4
+    ),
     "a sender": lambda x, _: as_sample((x[0], Y[0])),
 }
 
@@ -95,7 +116,9 @@ ITERATORS = {
 @pytest.mark.parametrize("way", ["x", "y", "predict", "blocks", "files that are written"])
 @pytest.mark.parametrize("kind", ITERATORS)
 def test_an_iterator_is_named(kind, way, tmp_path):
-    with pytest.raises(TypeError, match=f"is a \\w*{kind}, which can be read only once; give a list or an array"):
+    with pytest.raises(
+        TypeError, match=(f"is a \\w*{kind}, which can be read only once; give a list or an array")
+    ):
         WAYS[way](ITERATORS[kind](), tmp_path)
 
 
@@ -116,7 +139,9 @@ def test_packed_sequences_are_named_with_what_takes_them(is_sorted):
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
-@pytest.mark.parametrize(("dtype", "wider"), [("u1", "u1"), ("u2", "i4"), ("u4", "i8"), ("u8", "i8"), ("f4", "f4")])
+@pytest.mark.parametrize(
+    ("dtype", "wider"), [("u1", "u1"), ("u2", "i4"), ("u4", "i8"), ("u8", "i8"), ("f4", "f4")]
+)
 def test_unsigned_integers_keep_their_values(make, dtype, wider):
     largest = 2**63 - 1 if dtype == "u8" else np.array(-1).astype(dtype)
     values = np.array([0, 1, largest], dtype)
@@ -128,7 +153,9 @@ def test_unsigned_integers_keep_their_values(make, dtype, wider):
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**70])
 def test_integers_that_no_tensor_holds_are_refused_in_data_sets_and_sequences(value):
     for give in (lambda: fit(Items([[value, 1]] * 8)), lambda: Ragged([[value], [1, 2]])):
-        with pytest.raises(ValueError, match=r"no tensor can hold this list: .*integers below 2\*\*63"):
+        with pytest.raises(
+            ValueError, match=r"no tensor can hold this list: .*integers below 2\*\*63"
+        ):
             give()
 
 
@@ -138,17 +165,19 @@ def test_arrays_with_no_masked_value_are_arrays():
     assert len(Ragged([whole, whole[:2]])) == 2
 
 
-@pytest.mark.parametrize("values", [[2**63, 1], [2**63, -1], [1.5, 2**64 + 1], [[-(2**63) - 1, 2.0]]])
+@pytest.mark.parametrize(
+    "values", [[2**63, 1], [2**63, -1], [1.5, 2**64 + 1], [[-(2**63) - 1, 2.0]]]
+)
 def test_integers_in_lists_are_not_rounded_without_a_word(values):
-    with pytest.raises((TypeError, ValueError), match=r"the largest integer of a tensor is 2\*\*63 - 1|object"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"the largest integer of a tensor is 2\*\*63 - 1|object"
+    ):
         BlockedTensor.from_array(values, 1)
     assert BlockedTensor.from_array([2.0**63, 1], 1).tensors[0][0].tolist() == [2.0**63, 1.0]
 
 
-NO_TARGET, OTHER_PARTS = (
-    "some samples of a batch have a target and others none",
-    "samples of a batch have different parts",
-)
+NO_TARGET = "some samples of a batch have a target and others none"
+OTHER_PARTS = "samples of a batch have different parts"
 UNLIKE = {
     "none": (NO_TARGET, [(1, 2), (1, None), (1, 2)]),
     "no part": (NO_TARGET, [{"x": 1}, {"x": 1, "y": 2}]),
@@ -181,5 +210,9 @@ def test_numbers_that_a_format_cannot_hold_are_named(tmp_path):
     (path,) = write_files(tmp_path / "c", {"x": values}, rows=3)
     assert np.load(path)["x"].tolist() == [1 - 1j] * 3
     for format in ("npz", "npy", "h5"):
-        with pytest.raises(ValueError, match=r"'x' holds torch\.bfloat16, which only the format pt can hold"):
-            write_files(tmp_path / format, {"x": torch.ones(3, dtype=torch.bfloat16)}, rows=3, format=format)
+        with pytest.raises(
+            ValueError, match=r"'x' holds torch\.bfloat16, which only the format pt can hold"
+        ):
+            write_files(
+                tmp_path / format, {"x": torch.ones(3, dtype=torch.bfloat16)}, rows=3, format=format
+            )

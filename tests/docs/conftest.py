@@ -7,7 +7,9 @@ import pytest
 
 @pytest.fixture
 def run_blocks(forked_processes, monkeypatch, capsys, tmp_path):
-    """Run blocks of code as one script, in an empty folder, where warnings are errors; return what it printed."""
+    """Run blocks of code as one script, in an empty folder, where warnings are errors; return what
+    it printed.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(blocks):

@@ -58,7 +58,9 @@ def test_every_page_with_examples_is_run_by_some_test():
 
 @pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of schedulers of torch 2.6
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
+)
 @pytest.mark.parametrize("document", [*PRINTED, *AFTER_THE_README])
 def test_examples_run_as_printed(run_blocks, document, tmp_path, monkeypatch):
     if document not in ON_PROCESSES:
@@ -70,12 +72,20 @@ def test_examples_run_as_printed(run_blocks, document, tmp_path, monkeypatch):
     if document in PRINTED:
         assert re.search(PRINTED[document], run_blocks(blocks))
         return
-    assert re.search(AFTER_THE_README[document], run_blocks([python_blocks("README.md")[0], *blocks]))
+    assert re.search(
+        AFTER_THE_README[document], run_blocks([python_blocks("README.md")[0], *blocks])
+    )
     if document == "docs/watching.md":
         assert len(History.load(tmp_path / "history.jsonl")) == 7
         assert len(History.load(tmp_path / "run" / "history.jsonl")) == 2
         files = {path.name for path in (tmp_path / "run").iterdir()}
-        assert files == {"history.jsonl", "configuration.json", "history.csv", "board", "report.html"}
+        assert files == {
+            "history.jsonl",
+            "configuration.json",
+            "history.csv",
+            "board",
+            "report.html",
+        }
 
 
 def test_the_example_of_long_runs_ends_once(run_blocks):
@@ -109,11 +119,14 @@ def test_the_picture_of_a_report_exists_and_can_be_read_on_a_phone():
     assert "(report.png)" in (ROOT / "docs/watching.md").read_text()
     picture = (ROOT / "docs/report.png").read_bytes()
     assert 10_000 < len(picture) < 200_000
-    assert int.from_bytes(picture[16:20]) <= 2 * 400  # its width: texts have at least half of their size
+    # Its width: texts have at least half of their size.
+    assert int.from_bytes(picture[16:20]) <= 2 * 400
 
 
 def blocks(kind, document="docs/online.md"):
-    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{kind}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 def test_the_examples_run(run_blocks):
@@ -127,7 +140,11 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     address = f"tcp://127.0.0.1:{free_port()}"
     (tmp_path / "solver.c").write_text(blocks("c")[1])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
-    command = blocks("sh")[1].splitlines()[2].replace("compss-train", f"{sys.executable} -m compss_train")
+    command = (
+        blocks("sh")[1]
+        .splitlines()[2]
+        .replace("compss-train", (f"{sys.executable} -m compss_train"))
+    )
     programs = *blocks("python notest")[-2:], *blocks("python notest", "docs/reference/online.md")
     fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in programs)
     environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}
@@ -155,7 +172,9 @@ def test_a_solver_with_the_header_is_trained_on(run_blocks, tmp_path):
     command = f"{sys.executable} -m compss_train headers"
     subprocess.run(blocks("sh")[0].replace("compss-train headers", command), shell=True, check=True)
     begun = python_blocks("docs/online.md")[0].partition("parameters =")[0]
-    printed = run_blocks([begun, blocks("python notest")[0], "print(trainer.history[-1]['received'])"])
+    printed = run_blocks(
+        [begun, blocks("python notest")[0], "print(trainer.history[-1]['received'])"]
+    )
     assert printed == "2000\n"
 
 

@@ -1,4 +1,6 @@
-"""What the documents point to is there, every page can be found, and what docs/architecture.md says is so."""
+"""What the documents point to is there, every page can be found, and what docs/architecture.md says
+is so.
+"""
 
 import re
 import subprocess
@@ -48,7 +50,9 @@ def test_links_lead_somewhere(document):
 
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A heading, here\n[a](#a-heading-here) [b](#nothing) [c](page.md) [d](gone.md)\n")
+    page.write_text(
+        "# A heading, here\n[a](#a-heading-here) [b](#nothing) [c](page.md) [d](gone.md)\n"
+    )
     assert broken(page) == ["#nothing", "gone.md"]
 
 
@@ -58,7 +62,11 @@ def test_every_page_is_in_the_indexes():
     assert [page for page in pages if str(page.relative_to(ROOT)) not in readme] == []
     pages += (ROOT / "docs" / "reference").glob("*.md")
     site = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    missing = [page for page in pages if str(page.relative_to(ROOT / "docs").with_suffix(".md")) not in site]
+    missing = [
+        page
+        for page in pages
+        if str(page.relative_to(ROOT / "docs").with_suffix(".md")) not in site
+    ]
     assert missing == []
 
 
@@ -72,7 +80,11 @@ def test_files_that_the_documents_name_are_there():
     for document in DOCUMENTS:
         if document.name == "CHANGELOG.md":  # it names what was there
             continue
-        missing = [name for name in named.findall(text_of(document)) if not (ROOT / name.rstrip("/")).exists()]
+        missing = [
+            name
+            for name in named.findall(text_of(document))
+            if not (ROOT / name.rstrip("/")).exists()
+        ]
         assert missing == [], document.name
 
 
@@ -82,16 +94,30 @@ TEXT = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_the_files_that_it_names_are_there():
-    named = {name for name in re.findall(r"`([\w/]+(?:/|\.py))`", TEXT) if not name.startswith("compss_train/")}
+    named = {
+        name
+        for name in re.findall(r"`([\w/]+(?:/|\.py))`", TEXT)
+        if not name.startswith("compss_train/")
+    }
     assert len(named) > 30
-    assert not [name for name in named if not any(PACKAGE.rglob(name.strip("/"))) and not (ROOT / name).exists()]
+    assert not [
+        name
+        for name in named
+        if not any(PACKAGE.rglob(name.strip("/"))) and not (ROOT / name).exists()
+    ]
 
 
 def test_its_table_has_the_order_that_lint_checks():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (layers,) = (contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
+    (layers,) = (
+        contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers"
+    )
     table = TEXT.partition("## The subpackages")[2].partition("Only `engines/compss`")[0]
-    rows = [re.findall(r"`(\w+)/?`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    rows = [
+        re.findall(r"`(\w+)/?`", row.split("|")[1])
+        for row in table.splitlines()
+        if row.startswith("| `")
+    ]
     order = [room for row in rows for room in row]
     rank = {room: number for number, layer in enumerate(layers) for room in layer.split(" | ")}
     assert sorted(order) == sorted(rank)
@@ -99,9 +125,13 @@ def test_its_table_has_the_order_that_lint_checks():
 
 
 def test_its_counts_hold():
-    doors = [path for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and "__" not in path.name]
+    doors = [
+        path for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and "__" not in path.name
+    ]
     files = list(PACKAGE.rglob("*.py"))
-    small = [path for path in files if path.name != "__init__.py" and path.read_text().count("\n") < 50]
+    small = [
+        path for path in files if path.name != "__init__.py" and path.read_text().count("\n") < 50
+    ]
     assert (len(doors), len(files) <= 300, len(small) <= 28) == (17, True, True)
     assert max(path.read_text().count("\n") for path in files) <= 600
 

@@ -1,4 +1,6 @@
-"""The site of the documents: it is made without warnings, needs no other host, and refers to every public name."""
+"""The site of the documents: it is made without warnings, needs no other host, and refers to every
+public name.
+"""
 
 import importlib
 import inspect
@@ -33,7 +35,16 @@ def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
     return folder
@@ -43,7 +54,9 @@ def site(tmp_path_factory):
 def test_the_site_loads_nothing_from_other_hosts(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
-    loaded = re.compile(r"<(?:script|img|iframe)[^>]* src=\"?https?:|<link[^>]* href=\"?https?:[^>]*>")
+    loaded = re.compile(
+        r"<(?:script|img|iframe)[^>]* src=\"?https?:|<link[^>]* href=\"?https?:[^>]*>"
+    )
     for page in pages:
         found = [tag for tag in loaded.findall(page.read_text("utf-8")) if "canonical" not in tag]
         assert found == [], page
@@ -52,8 +65,12 @@ def test_the_site_loads_nothing_from_other_hosts(site):
 @in_the_site
 def test_the_site_has_every_public_name_with_what_it_inherits(site):
     reference = "".join(page.read_text("utf-8") for page in (site / "reference").glob("*.html"))
-    # A class is referred to where it is offered first: exceptions and some of data by the modules that they are in.
-    anchors = {anchor.rpartition(".")[2] for anchor in re.findall(r'id="(compss_train\.[\w.]+)"', reference)}
+    # A class is referred to where it is offered first: exceptions and some of data by the modules
+    # that they are in.
+    anchors = {
+        anchor.rpartition(".")[2]
+        for anchor in re.findall(r'id="(compss_train\.[\w.]+)"', reference)
+    }
     assert [name for name in NAMES if name.rpartition(".")[2] not in anchors] == []
     for method in ("fit", "build", "evaluate", "fit_online", "restore", "fit_synchronous_with_GPU"):
         assert f'id="compss_train.DistributedTrainer.{method}"' in reference

@@ -1,4 +1,6 @@
-"""Runs pytest on a real GPU if there is one, else on two emulated ones: by default all tests of GPUs."""
+"""Runs pytest on a real GPU if there is one, else on two emulated ones: by default all tests of
+GPUs.
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""The functions of ``torch.cuda`` for emulated devices, in place of those that need the CUDA library."""
+"""The functions of ``torch.cuda`` for emulated devices, in place of those that need the CUDA
+library.
+"""
 
 import threading
 from typing import Any
@@ -60,19 +62,27 @@ class Event:
         return 0.0
 
 
-def gru(x: Any, hidden: Any, weights: Any, biases: bool, layers: int, *options: Any) -> tuple[Any, Any]:
-    """Run a GRU operation by operation, as the CPU does, which has no kernel for the cells of a device."""
+def gru(
+    x: Any, hidden: Any, weights: Any, biases: bool, layers: int, *options: Any
+) -> tuple[Any, Any]:
+    """Run a GRU operation by operation, as the CPU does, which has no kernel for the cells of a
+    device.
+    """
     dropout, _, bidirectional, batch_first = options
     if dropout or bidirectional or not biases:
         raise NotImplementedError("the emulation has plain GRUs only")
-    linear, chunks = torch.nn.functional.linear, torch.unsafe_chunk
-    x, ends = x.transpose(0, 1) if batch_first else x, []
+    linear = torch.nn.functional.linear
+    chunks = torch.unsafe_chunk
+    x = x.transpose(0, 1) if batch_first else x
+    ends = []
     for layer, last in enumerate(hidden.unbind(0)):
         of_inputs, of_hidden, input_bias, hidden_bias = weights[4 * layer : 4 * layer + 4]
         outputs = []
         for gates in linear(x, of_inputs, input_bias).unbind(0):
-            ours, theirs = chunks(gates, 3, 1), chunks(linear(last, of_hidden, hidden_bias), 3, 1)
-            reset, update = theirs[0].add_(ours[0]).sigmoid_(), theirs[1].add_(ours[1]).sigmoid_()
+            ours = chunks(gates, 3, 1)
+            theirs = chunks(linear(last, of_hidden, hidden_bias), 3, 1)
+            reset = theirs[0].add_(ours[0]).sigmoid_()
+            update = theirs[1].add_(ours[1]).sigmoid_()
             new = ours[2].add(theirs[2].mul_(reset)).tanh_()
             last = (last - new).mul_(update).add_(new)
             outputs.append(last)
@@ -83,7 +93,8 @@ def gru(x: Any, hidden: Any, weights: Any, biases: bool, layers: int, *options: 
 
 def install(devices: int) -> None:
     """Make ``torch.cuda`` and ``torch.accelerator`` see this many devices."""
-    cuda, current = torch.cuda, Current()
+    cuda = torch.cuda
+    current = Current()
     numbers = range(devices)
 
     class Device:
@@ -100,7 +111,9 @@ def install(devices: int) -> None:
 
     def set_device(device: Any) -> None:
         number = torch.device(device).index if not isinstance(device, int) else device
-        current.number = with_index(torch.device("cuda", current.number if number is None else number)).index
+        current.number = with_index(
+            torch.device("cuda", current.number if number is None else number)
+        ).index
         torch._C._accelerator_setDeviceIndex(current.number)
 
     def number_of(device: Any) -> int:
@@ -110,7 +123,9 @@ def install(devices: int) -> None:
 
     def pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         if tensor.device.type != "cpu":
-            raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+            raise RuntimeError(
+                "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+            )
         return tensor.clone()
 
     def state(device: Any = "cuda") -> torch.Tensor:
@@ -162,13 +177,17 @@ def install(devices: int) -> None:
     for name, function in replaced.items():
         setattr(cuda, name, function)
     torch.accelerator.current_stream = Stream
-    on_cpu, torch._VF.gru = torch._VF.gru, lambda x, *given: (on_cpu if x.device.type == "cpu" else gru)(x, *given)
+    on_cpu, torch._VF.gru = (
+        torch._VF.gru,
+        lambda x, *given: (on_cpu if x.device.type == "cpu" else gru)(x, *given),
+    )
     cuda.default_generators = tuple(torch.Generator(device=f"cuda:{number}") for number in numbers)
     cuda.random.get_rng_state, cuda.random.set_rng_state = state, set_state
     torch.Tensor.pin_memory = pinned
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
-    everything, factories = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    factories = torch.library.Library("aten", "IMPL")
     everything.fallback(lambda func, *args, **kwargs: run(func, args, kwargs), "CUDA")
     for name in RESIZING:
         packet, _, overload = name.partition(".")

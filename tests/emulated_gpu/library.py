@@ -23,7 +23,9 @@ def compiled() -> Path:
         unfinished = CACHE / f"{key}-{os.getpid()}.so"
         options = ["-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch / 'include'}"]
         libraries = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
-        subprocess.run(["g++", *options, str(SOURCE), *libraries, "-o", str(unfinished)], check=True)
+        subprocess.run(
+            ["g++", *options, str(SOURCE), *libraries, "-o", str(unfinished)], check=True
+        )
         unfinished.rename(library)
     return library
 

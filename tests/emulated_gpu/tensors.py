@@ -1,4 +1,6 @@
-"""Tensors of emulated CUDA devices: wrappers of CPU tensors that refuse what a real device refuses."""
+"""Tensors of emulated CUDA devices: wrappers of CPU tensors that refuse what a real device
+refuses.
+"""
 
 import os
 import threading
@@ -10,9 +12,19 @@ from torch.utils._pytree import tree_iter, tree_map
 
 aten = torch.ops.aten
 counts: Counter[str] = Counter()
-"""``to_device``, ``to_host``: copies, and ``waits``: reads that wait for the device, since ``counts.clear()``."""
+"""``to_device``, ``to_host``: copies, and ``waits``: reads that wait for the device, since
+``counts.clear()``.
+"""
 
-MAY_MIX = {"copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index"}
+MAY_MIX = {
+    "copy_",
+    "_to_copy",
+    "index",
+    "index_put_",
+    "index_put",
+    "_index_put_impl_",
+    "_unsafe_index",
+}
 """Operations that take tensors of a device and of the CPU."""
 WAIT = {
     "_local_scalar_dense",
@@ -28,7 +40,9 @@ WAIT = {
 
 
 class Memory:
-    """Counts the bytes of each device, and refuses more than the variable ``EMULATED_GPU_BYTES``."""
+    """Counts the bytes of each device, and refuses more than the variable
+    ``EMULATED_GPU_BYTES``.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -54,10 +68,13 @@ class Memory:
 
 
 class Use:
-    """The use of memory by a tensor: an attribute of it, as ``swap_tensors`` refuses weak references to tensors."""
+    """The use of memory by a tensor: an attribute of it, as ``swap_tensors`` refuses weak
+    references to tensors.
+    """
 
     def __init__(self, number: int, storage: torch.UntypedStorage) -> None:
-        self._memory, self._used = memory, (number, storage.data_ptr(), storage.nbytes())
+        self._memory = memory
+        self._used = (number, storage.data_ptr(), storage.nbytes())
         memory.use(*self._used)
         limit = int(os.environ.get("EMULATED_GPU_BYTES", 2**62))
         if memory.allocated[number] > limit:
@@ -105,7 +122,9 @@ class EmulatedTensor(torch.Tensor):
         return self.cpu().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise RuntimeError(f"a tensor of {self.device} was pickled: another process may not have this device")
+        raise RuntimeError(
+            f"a tensor of {self.device} was pickled: another process may not have this device"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         copy = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
@@ -117,7 +136,9 @@ class EmulatedTensor(torch.Tensor):
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run an operation of a device on the CPU tensors behind its arguments, and wrap its results."""
+    """Run an operation of a device on the CPU tensors behind its arguments, and wrap its
+    results.
+    """
     name = func.overloadpacket.__name__
     given = [each for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
     devices = {each.device for each in given if isinstance(each, EmulatedTensor)}
@@ -125,16 +146,23 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if target is not None:
         target = with_index(torch.device(target))
     if name not in MAY_MIX:
-        strangers = {each.device for each in given if not isinstance(each, EmulatedTensor) and each.dim()}
+        strangers = {
+            each.device for each in given if not isinstance(each, EmulatedTensor) and each.dim()
+        }
         if len(devices | strangers) > 1:
             first, second = sorted(map(str, devices | strangers), reverse=True)[:2]
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, not on {first} and {second} (in aten::{name})"
+                f"Expected all tensors to be on the same device, not on {first} and {second} (in "
+                f"aten::{name})"
             )
     count(name, args, kwargs, target)
     if name == "record_stream":
         return None
-    device = target or (args[0].device if name == "copy_" else next(iter(devices), None)) or with_index("cuda")
+    device = (
+        target
+        or (args[0].device if name == "copy_" else next(iter(devices), None))
+        or with_index("cuda")
+    )
     wrappers = {id(each.inner): each for each in given if isinstance(each, EmulatedTensor)}
     inner_args, inner_kwargs = tree_map(lambda each: unwrapped(each), (args, kwargs))
     if target is not None:
@@ -197,7 +225,9 @@ def with_generator(func: Any, args: Any, kwargs: dict[str, Any], device: torch.d
     if generator is None:
         generator = torch.cuda.default_generators[device.index]
     if generator.device.type != "cuda":
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+        raise RuntimeError(
+            f"Expected a 'cuda' device type for generator but found '{generator.device.type}'"
+        )
     cpu = torch.default_generator
     saved = cpu.get_state()
     cpu.set_state(generator.get_state())
@@ -211,4 +241,6 @@ def with_generator(func: Any, args: Any, kwargs: dict[str, Any], device: torch.d
 def without_generator(args: Any) -> tuple[Any, torch.Generator | None]:
     """Return positional arguments with ``None`` in place of a generator, and that generator."""
     found = [each for each in args if isinstance(each, torch.Generator)]
-    return [None if isinstance(each, torch.Generator) else each for each in args], next(iter(found), None)
+    return [None if isinstance(each, torch.Generator) else each for each in args], next(
+        iter(found), None
+    )

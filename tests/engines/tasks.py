@@ -75,7 +75,8 @@ def note(value, path: Path):
 def wait_for(path: Path, value):
     """Return the value once the file is there; gives up with an error, so that no test hangs.
 
-    Meanwhile other processes may have to start twice, which has taken 30 s each on a machine with little time left.
+    Meanwhile other processes may have to start twice, which has taken 30 s each on a machine with
+    little time left.
     """
     wait_until(path.exists, 100, said=lambda: f"{path} never came")
     return value

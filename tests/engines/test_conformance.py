@@ -64,7 +64,9 @@ def test_values_come_back_as_they_were(engine, value):
 def test_copies_of_an_owner_share_its_engine(engine):
     owner = {"engine": engine}
     assert copy.deepcopy(owner)["engine"] is engine
-    with pytest.raises(TypeError, match=f"cannot be pickled; name the engine instead: '{engine.name}'"):
+    with pytest.raises(
+        TypeError, match=(f"cannot be pickled; name the engine instead: '{engine.name}'")
+    ):
         pickle.dumps(owner)
 
 
@@ -101,7 +103,8 @@ def test_nested_references_are_errors(engine):
 
 def test_the_same_object_published_twice_is_two_values(engine):
     array = np.zeros(20_000)
-    first, second = engine.publish(array), engine.publish(array)
+    first = engine.publish(array)
+    second = engine.publish(array)
     engine.commute(first, tasks.plus, 1)
     assert [value.sum() for value in engine.fetch([first, second])] == [20_000, 0]
 
@@ -142,7 +145,8 @@ def test_readers_of_a_commuted_value_see_earlier_updates_only(engine):
 def test_readers_wait_for_all_earlier_updates_in_any_order(engine, tmp_path):
     if not runs_tasks_side_by_side(engine):
         pytest.skip("no task runs before the gate is opened")
-    target, gate = engine.publish(1), tmp_path / "gate"
+    target = engine.publish(1)
+    gate = tmp_path / "gate"
     engine.commute(target, tasks.plus, engine.submit(tasks.wait_for, gate, 10))
     second = engine.commute(target, tasks.plus, 100)
     reader = engine.submit(tasks.add, target, 0)
@@ -156,8 +160,14 @@ def test_tasks_do_not_see_each_others_changes_of_arguments(engine):
     if isinstance(engine, SerialEngine):
         pytest.skip("the serial engine hands out the values themselves")
     array = engine.publish(np.zeros(20_000))
-    with pytest.raises(ValueError, match="read-only") if isinstance(engine, RayEngine) else nullcontext():
-        assert engine.fetch([engine.submit(tasks.scribble, array) for _ in range(4)]) == [20_000] * 4
+    with (
+        pytest.raises(ValueError, match="read-only")
+        if isinstance(engine, RayEngine)
+        else nullcontext()
+    ):
+        assert (
+            engine.fetch([engine.submit(tasks.scribble, array) for _ in range(4)]) == [20_000] * 4
+        )
     assert not fetch(engine, array).any()
 
 
@@ -213,9 +223,13 @@ def test_values_without_references_are_available_to_tasks_submitted_before(engin
 
 
 def test_a_function_of_the_package_that_is_no_task_is_an_error(engine):
-    """COMPSs finds tasks by the names in one table, and would run others under the name of a program's function."""
+    """COMPSs finds tasks by the names in one table, and would run others under the name of a
+    program's function.
+    """
     for function, name in ((calls.name_of, "name_of"), (calls.Failure.of, "of")):
-        with pytest.raises(ValueError, match=f"^compss_train.engines.calls.{name} is no task: add .* OTHERS in "):
+        with pytest.raises(
+            ValueError, match=(f"^compss_train.engines.calls.{name} is no task: add .* OTHERS in ")
+        ):
             engine.submit(function, tasks.add)
 
 
@@ -240,7 +254,8 @@ def test_reserved_tasks_meet_or_are_an_error(engine, tmp_path):
     both = [Resources(), Resources()]
     if not runs_tasks_side_by_side(engine):
         with pytest.raises(
-            ValueError, match=r"2 tasks are to run at the same time, but .* one at a time|tasks run one by one"
+            ValueError,
+            match=r"2 tasks are to run at the same time, but .* one at a time|tasks run one by one",
         ):
             engine.reserve(both)
         return
@@ -265,7 +280,9 @@ def test_what_has_arrived_is_known_without_waiting(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make", [SerialEngine, lambda: LocalEngine(1), SimulatedEngine], ids=["serial", "local", "simulated"]
+    "make",
+    [SerialEngine, lambda: LocalEngine(1), SimulatedEngine],
+    ids=["serial", "local", "simulated"],
 )
 @pytest.mark.usefixtures("forked_processes")
 def test_after_shutdown_every_call_is_an_error(make):

@@ -41,7 +41,9 @@ def local():
 
 
 def stored(engine: LocalEngine) -> set[str]:
-    """Return the names of its files, without those of heartbeats, which processes write when they start."""
+    """Return the names of its files, without those of heartbeats, which processes write when they
+    start.
+    """
     names = {name for folder in engine.folders for name in os.listdir(folder)}
     return {name for name in names if "heartbeat" not in name}
 
@@ -59,7 +61,8 @@ def test_large_values_are_files_and_small_ones_inline(local):
 
 
 def test_a_failure_does_not_wait_for_other_inputs(local, tmp_path):
-    before, gate = stored(local), tmp_path / "gate"
+    before = stored(local)
+    gate = tmp_path / "gate"
     slow = local.submit(tasks.wait_for, gate, np.ones(100_000))
     failed = local.submit(tasks.fail, "mine")
     both = [local.submit(tasks.total, inputs) for inputs in ([slow, failed], [failed, slow, slow])]
@@ -74,10 +77,13 @@ def test_a_failure_does_not_wait_for_other_inputs(local, tmp_path):
 
 
 def test_a_failed_update_leaves_the_newest_value(local):
-    before, target = stored(local), local.publish(np.zeros(10_000))
+    before = stored(local)
+    target = local.publish(np.zeros(10_000))
     made = [local.commute(target, tasks.plus, 2)]
     local.fetch(made)
-    made += [local.commute(target, tasks.plus, local.submit(tasks.fail, "no value")) for _ in range(2)]
+    made += [
+        local.commute(target, tasks.plus, local.submit(tasks.fail, "no value")) for _ in range(2)
+    ]
     for ref in made[1:]:
         with pytest.raises(KeyError, match="no value"):
             local.fetch([ref])
@@ -94,12 +100,16 @@ def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):
     before = stored(local)
     part = local.publish(mapped[100:110])
     assert stored(local) == before
-    np.testing.assert_array_equal(local.fetch([local.submit(tasks.total, [part])])[0], mapped[100:110])
+    np.testing.assert_array_equal(
+        local.fetch([local.submit(tasks.total, [part])])[0], mapped[100:110]
+    )
     changed = np.load(tmp_path / "x.npy", mmap_mode="c")
     changed += 5  # in this process alone
     np.testing.assert_array_equal(local.fetch([local.publish(changed)])[0], mapped + 5)
     os.truncate(tmp_path / "x.npy", 4096)
-    with pytest.raises(BadFileError, match=r"x\.npy has been cut since it was memory-mapped: it has 4096 bytes"):
+    with pytest.raises(
+        BadFileError, match=r"x\.npy has been cut since it was memory-mapped: it has 4096 bytes"
+    ):
         local.fetch([local.submit(tasks.total, [part])])
 
 
@@ -109,7 +119,8 @@ def test_a_thousand_values_in_one_task_need_no_thousand_descriptors(local):
 
 
 def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monkeypatch):
-    full, roomy = tmp_path / "full", tmp_path / "roomy"
+    full = tmp_path / "full"
+    roomy = tmp_path / "roomy"
     full.mkdir()
     roomy.mkdir()
     write = os.write
@@ -129,7 +140,9 @@ def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monke
 
 
 def test_tasks_with_priority_overtake_waiting_ones(local, tmp_path):
-    order, gate, other = tmp_path / "order", tmp_path / "gate", tmp_path / "other"
+    order = tmp_path / "order"
+    gate = tmp_path / "gate"
+    other = tmp_path / "other"
     blockers = [local.submit(tasks.wait_for, held, 0) for held in (gate, other)]
     late = [local.submit(tasks.note, n, order) for n in range(3)]
     urgent = local.submit(tasks.note, "urgent", order, priority=True)
@@ -141,7 +154,8 @@ def test_tasks_with_priority_overtake_waiting_ones(local, tmp_path):
 
 
 def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
-    gate, order = tmp_path / "gate", tmp_path / "order"
+    gate = tmp_path / "gate"
+    order = tmp_path / "order"
     blocker = local.submit(tasks.wait_for, gate, 0)
     wide = local.submit(tasks.note, "wide", order, resources=Resources(cpus=2))
     narrow = local.submit(tasks.note, "narrow", order)
@@ -153,7 +167,8 @@ def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
 
 
 def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
-    before, runs = local.pids, tmp_path / "runs"
+    before = local.pids
+    runs = tmp_path / "runs"
     beside = local.submit(tasks.note_and_wait, runs, tmp_path / "gate")
     wait_until(runs.exists)
     refs = [local.submit(tasks.die_once, tmp_path / "flag", np.ones(10_000))]
@@ -180,7 +195,10 @@ def test_a_task_whose_gpu_breaks_runs_again_in_a_new_process(local, tmp_path, ca
     (last,) = local.fetch([broken])
     first, second = (tmp_path / "runs").read_text().split()
     assert last == int(second) != int(first)
-    message = "a worker process died (CUDA error: unspecified launch failure); its task 'break_gpu' runs again"
+    message = (
+        "a worker process died (CUDA error: unspecified launch failure); its task "
+        "'break_gpu' runs again"
+    )
     assert capsys.readouterr().err == f"compss_train: {message}\n"
 
 
@@ -205,7 +223,9 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(map(is_running, killed)))
-    assert shared_local.fetch(_meeting(shared_local, tmp_path / "after", processes)) == [*range(processes)]
+    assert shared_local.fetch(_meeting(shared_local, tmp_path / "after", processes)) == [
+        *range(processes)
+    ]
     assert not set(killed) & set(shared_local.pids)
 
 
@@ -217,10 +237,15 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
 
         return [name for name in sys.modules if name.startswith("compss_train.")]
 
-    runs, others = tmp_path / "runs", children()
+    runs = tmp_path / "runs"
+    others = children()
 
     def kill_server():
-        mine = [each for each in psutil.Process().children() if each in children() and each not in others]
+        mine = [
+            each
+            for each in psutil.Process().children()
+            if each in children() and each not in others
+        ]
         (server,) = (each for each in mine if is_running(each.pid))
         server.kill()
 
@@ -234,7 +259,13 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
         (tmp_path / "gate").touch()
         assert sorted(engine.fetch(running)) == sorted(engine.pids)
     assert len({*runs.read_text().split()}) == 4
-    of_tasks = ("worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
+    of_tasks = (
+        "worker.train",
+        "model.parameters",
+        "model.losses",
+        "model.metrics",
+        "model.optimizers",
+    )
     assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
 
 
@@ -326,7 +357,10 @@ def test_processes_that_are_removed_leave_nothing_but_their_samples(tmp_path, fo
         for times in range(1, 4):
             engine.resize(5)
             (tmp_path / str(times)).mkdir()
-            refs = [engine.submit(_meet_and_report, tmp_path / str(times), number, 5) for number in range(5)]
+            refs = [
+                engine.submit(_meet_and_report, tmp_path / str(times), number, 5)
+                for number in range(5)
+            ]
             engine.fetch(refs)
             assert engine.trained_samples() == 35 * times
             engine.resize(1)
@@ -368,7 +402,9 @@ threading.Thread(target=let_the_scheduler_see_the_end).start()
 
 def test_a_program_that_ends_with_queued_tasks_and_references_says_nothing(tmp_path):
     command = [sys.executable, "-c", AT_THE_END, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "gate").exists()
     assert (tmp_path / "notes").read_text() == "1\n"
@@ -380,7 +416,9 @@ def alive(engine):
 
 def test_an_update_whose_process_dies_is_made_once(shared_local, tmp_path):
     target = shared_local.publish(0)
-    made = [shared_local.commute(target, _plus_but_die_once, n, tmp_path / "flag") for n in range(4)]
+    made = [
+        shared_local.commute(target, _plus_but_die_once, n, tmp_path / "flag") for n in range(4)
+    ]
     shared_local.fetch(made)
     assert shared_local.fetch([target]) == [6]
 
@@ -393,7 +431,8 @@ def test_a_task_that_always_kills_its_process_is_an_error(shared_local, monkeypa
     assert calls.MAX_RUNS == 4
     monkeypatch.setattr(calls, "MAX_RUNS", 2)
     with pytest.raises(
-        WorkerLostError, match=r"task 'die' was running 2 times .* with SIGKILL.* memory most likely ran out"
+        WorkerLostError,
+        match=r"task 'die' was running 2 times .* with SIGKILL.* memory most likely ran out",
     ):
         shared_local.fetch([shared_local.submit(tasks.die)])
     assert shared_local.fetch([shared_local.submit(tasks.add, 2)]) == [2]
@@ -427,13 +466,15 @@ def test_processes_that_may_have_no_children_train_all_the_same(monkeypatch):
 
 
 def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):
-    start_process, before = LokyProcess.start, (children(), leftovers(os.getpid()))
+    start_process = LokyProcess.start
+    before = (children(), leftovers(os.getpid()))
 
     def start_and_interrupt(process):
         start_process(process)
         interrupt()
 
-    # In a finalizer Python prints an exception and goes on; a process that loky does not know yet stays.
+    # In a finalizer Python prints an exception and goes on; a process that loky does not know yet
+    # stays.
     for owner, name, replacement in (
         (files, "remove_abandoned", lambda _: Interrupting()),
         (LokyProcess, "start", start_and_interrupt),
@@ -452,7 +493,8 @@ def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):
 @pytest.mark.parametrize("how", ["shut down", "interrupted meanwhile", "garbage collected"])
 def test_nothing_is_left_of_an_engine_that_has_ended(how, monkeypatch):
     engine = LocalEngine(processes=1)
-    paths, processes = engine.folders, engine.pids
+    paths = engine.folders
+    processes = engine.pids
     if how != "garbage collected":
         ref = engine.submit(tasks.wait_for, tasks.Path("/never"), 0)
         if how == "interrupted meanwhile":
@@ -486,7 +528,8 @@ class Kept:
 
 
 def test_encoded_values_in_a_reference_cycle_are_collected():
-    for number in range(3):  # Python before 3.12.7 crashes where a memoryview with exports is among them
+    # Python before 3.12.7 crashes where a memoryview with exports is among them.
+    for number in range(3):
         cycle = [*codec.dumps([Kept(number), np.zeros(10)])]
         cycle.append(cycle)
         del cycle
@@ -514,5 +557,7 @@ def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
 
 @pytest.mark.parametrize("code", [1, calls.LEFT])
 def test_a_process_that_ends_with_its_fit_is_no_loss(shared_local, tmp_path, capsys, code):
-    assert shared_local.fetch([shared_local.submit(tasks.end_once, tmp_path / "ended", code)]) == [code]
+    assert shared_local.fetch([shared_local.submit(tasks.end_once, tmp_path / "ended", code)]) == [
+        code
+    ]
     assert ("a worker process died" in capsys.readouterr().err) == (code == 1)

@@ -1,4 +1,6 @@
-"""An engine that the caller made is the caller's: what fails ends with what it has made, and nothing else does."""
+"""An engine that the caller made is the caller's: what fails ends with what it has made, and
+nothing else does.
+"""
 
 import os
 import signal
@@ -14,7 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, DivergedError, LocalEngine, SerialEngine, Simulations
+from compss_train import (
+    BufferSpec,
+    DistributedTrainer,
+    DivergedError,
+    LocalEngine,
+    SerialEngine,
+    Simulations,
+)
 from compss_train.engines import CompssEngine, RayEngine, Resources, calls
 from compss_train.exceptions import TaskCancelledError, WorkerLostError
 from tests.engines import tasks
@@ -38,11 +47,16 @@ class Broken(nn.Module):
 
     def __init__(self, how, training=True, place=None):
         super().__init__()
-        self.net, self.how, self.when, self.place = mlp(), how, training, place
+        self.net = mlp()
+        self.how = how
+        self.when = training
+        self.place = place
 
     def forward(self, x):
         if self.training == self.when:
-            {"raise": tasks.fail, "die": tasks.die, "exit": tasks.leave, "hang": self.hang}[self.how]("broken")
+            {"raise": tasks.fail, "die": tasks.die, "exit": tasks.leave, "hang": self.hang}[
+                self.how
+            ]("broken")
         return self.net(x)
 
     def hang(self, _):
@@ -79,7 +93,10 @@ def raising(error):
 
 
 def interrupted(engine, place, training):
-    with ctrl_c(place / "hangs"), trainer_of(engine, 2, net=lambda: Broken("hang", training, place)) as trainer:
+    with (
+        ctrl_c(place / "hangs"),
+        trainer_of(engine, 2, net=lambda: Broken("hang", training, place)) as trainer,
+    ):
         fit(trainer) if training else trainer.predict(X)
 
 
@@ -90,7 +107,12 @@ def after_a_good_fit(engine, error):
 
 
 def online(engine, net, *callbacks):
-    options = {"buffer": BufferSpec("FIFO", 16), "batch_size": 5, "callbacks": callbacks, "progress": False}
+    options = {
+        "buffer": BufferSpec("FIFO", 16),
+        "batch_size": 5,
+        "callbacks": callbacks,
+        "progress": False,
+    }
     trainer_of(engine, 1, net=lambda: net).fit_online(Simulations(_rows, [(X, Y)]), **options)
 
 
@@ -102,23 +124,41 @@ NANS = np.where(np.arange(60)[:, None] == 31, np.nan, X).astype(np.float32)
 HOOKS = ("fit_start", "round_start", "round_end", "fit_end")
 FAILURES = {
     "nan": (DivergedError, lambda e, p: trained(e, mlp(), data=(NANS, Y))),
-    "nan, commutative": (DivergedError, lambda e, p: trained(e, mlp(), data=(NANS, Y), merge="commutative")),
+    "nan, commutative": (
+        DivergedError,
+        lambda e, p: trained(e, mlp(), data=(NANS, Y), merge="commutative"),
+    ),
     "labels": (IndexError, lambda e, p: trained(e, mlp(), data=(X, Y + 1))),
     "shapes": (RuntimeError, lambda e, p: trained(e, mlp(), data=(X[:, 1:], Y))),
     "model": (KeyError, lambda e, p: trained(e, Broken("raise"))),
     "model, commutative": (KeyError, lambda e, p: trained(e, Broken("raise"), merge="commutative")),
     "model, server": (KeyError, lambda e, p: trained(e, Broken("raise"), merge="parameter_server")),
-    "model, validation": (KeyError, lambda e, p: trained(e, Broken("raise", False), validation_data=(X, Y))),
+    "model, validation": (
+        KeyError,
+        lambda e, p: trained(e, Broken("raise", False), validation_data=(X, Y)),
+    ),
     "exit": (RuntimeError, lambda e, p: trained(e, Broken("exit"))),
     "process": (WorkerLostError, lambda e, p: trained(e, Broken("die"))),
-    **{f"callback, {at}": (LookupError, lambda e, p, at=at: fails_in(e, at, LookupError())) for at in HOOKS},
     **{
-        f"ctrl-c, {at}": (KeyboardInterrupt, lambda e, p, at=at: fails_in(e, at, KeyboardInterrupt()))
+        f"callback, {at}": (LookupError, lambda e, p, at=at: fails_in(e, at, LookupError()))
+        for at in HOOKS
+    },
+    **{
+        f"ctrl-c, {at}": (
+            KeyboardInterrupt,
+            lambda e, p, at=at: fails_in(e, at, KeyboardInterrupt()),
+        )
         for at in HOOKS
     },
     "ctrl-c, task": (KeyboardInterrupt, lambda e, p: interrupted(e, p, training=True)),
-    "evaluate": (KeyError, lambda e, p: trainer_of(e, 2, net=lambda: Broken("raise", False)).evaluate(X, Y)),
-    "predict": (KeyError, lambda e, p: trainer_of(e, 2, net=lambda: Broken("raise", False)).predict(X)),
+    "evaluate": (
+        KeyError,
+        lambda e, p: trainer_of(e, 2, net=lambda: Broken("raise", False)).evaluate(X, Y),
+    ),
+    "predict": (
+        KeyError,
+        lambda e, p: trainer_of(e, 2, net=lambda: Broken("raise", False)).predict(X),
+    ),
     "predict, process": (
         WorkerLostError,
         lambda e, p: trainer_of(e, 2, net=lambda: Broken("die", False)).predict(X),
@@ -127,7 +167,10 @@ FAILURES = {
     "block": (LookupError, lambda e, p: after_a_good_fit(e, LookupError())),
     "block, ctrl-c": (KeyboardInterrupt, lambda e, p: after_a_good_fit(e, KeyboardInterrupt())),
     "online": (Exception, lambda e, p: online(e, Broken("raise"))),
-    "online, callback": (Exception, lambda e, p: online(e, mlp(), CallAt("round_end", raising(LookupError())))),
+    "online, callback": (
+        Exception,
+        lambda e, p: online(e, mlp(), CallAt("round_end", raising(LookupError()))),
+    ),
 }
 ON_RAY = ("model", "callback, round_end", "ctrl-c, task", "block")
 PROCESSES = {"process", "predict, process", "ctrl-c, task", "predict, ctrl-c"}
@@ -148,8 +191,14 @@ def with_processes(engine):
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_fit_that_fails_leaves_the_engine_to_its_caller(engine, tmp_path, how, request, monkeypatch):
-    if isinstance(engine, RayEngine) and how not in ON_RAY and not request.config.getoption("--slow"):
+def test_a_fit_that_fails_leaves_the_engine_to_its_caller(
+    engine, tmp_path, how, request, monkeypatch
+):
+    if (
+        isinstance(engine, RayEngine)
+        and how not in ON_RAY
+        and not request.config.getoption("--slow")
+    ):
         pytest.skip("takes seconds: --slow runs it")
     if how in PROCESSES and not with_processes(engine):
         pytest.skip("tasks run in this process, or with the lock of the interpreter")
@@ -165,19 +214,31 @@ def test_a_fit_that_fails_leaves_the_engine_to_its_caller(engine, tmp_path, how,
 @pytest.mark.parametrize("how", ["fit", "second fit", "block"])
 def test_a_fit_that_fails_frees_what_it_has_stored(shared_local, how):
     """Although its exception, with all frames, is still there."""
-    before, (x, y) = stored(shared_local), classification(2000, 64)
-    with pytest.raises(LookupError) as caught, trainer_of(shared_local, 2, net=lambda: mlp(64, 3)) as trainer:  # noqa: PT012
+    before = stored(shared_local)
+    (x, y) = classification(2000, 64)
+    with (
+        pytest.raises(LookupError) as caught,
+        trainer_of(shared_local, 2, net=lambda: mlp(64, 3)) as trainer,
+    ):  # noqa: PT012
         if how != "fit":
             fit(trainer, data=(x, y), num_epochs=1, batch_size=500)
         if how == "block":
             raise LookupError
-        fit(trainer, CallAt("round_end", raising(LookupError()), 1), data=(x, y), num_epochs=9, batch_size=500)
+        fit(
+            trainer,
+            CallAt("round_end", raising(LookupError()), 1),
+            data=(x, y),
+            num_epochs=9,
+            batch_size=500,
+        )
     wait_until(lambda: not stored(shared_local) - before)
     assert caught.value is not None
 
 
 class Held:
-    """A transform that notes each batch, and waits at the first until a fit beside it has failed."""
+    """A transform that notes each batch, and waits at the first until a fit beside it has
+    failed.
+    """
 
     def __init__(self, place):
         self.place = place
@@ -191,7 +252,8 @@ class Held:
 def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
     if isinstance(engine, SimulatedEngine | CompssEngine):
         pytest.skip("belongs to one thread")
-    running, failed = tmp_path / "batches", tmp_path / "failed"
+    running = tmp_path / "batches"
+    failed = tmp_path / "failed"
     apart = tmp_path / "apart"
     apart.mkdir()
 
@@ -209,10 +271,14 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
             return trainer_of(engine, 1, transform=Held(place)), []
         return trainer_of(engine, 1), [CallAt("round_end", lambda _: Held(place)(None))]
 
-    trainer = trainer_of(engine, 2, net=lambda: Broken("raise") if how == "model" else mlp(), optimizer=SGD)
-    winners, again = of_winner(tmp_path), of_winner(apart)
+    trainer = trainer_of(
+        engine, 2, net=lambda: Broken("raise") if how == "model" else mlp(), optimizer=SGD
+    )
+    winners = of_winner(tmp_path)
+    again = of_winner(apart)
     with ThreadPoolExecutor(2) as threads:
-        loser, winner = threads.submit(lose, trainer), threads.submit(fit, winners[0], *winners[1])
+        loser = threads.submit(lose, trainer)
+        winner = threads.submit(fit, winners[0], *winners[1])
         assert isinstance(loser.exception(120), LookupError | DivergedError)
         ours = winner.result(120)
     (apart / "failed").touch()
@@ -222,7 +288,9 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
 
 
 class Meeting(nn.Module):
-    """A network with Dropout, whose first batch lets the other fit train meanwhile, if that can be."""
+    """A network with Dropout, whose first batch lets the other fit train meanwhile, if that can
+    be.
+    """
 
     barrier: threading.Barrier
 
@@ -242,7 +310,9 @@ def test_serial_fits_in_threads_draw_the_numbers_of_fits_alone(shared, monkeypat
     monkeypatch.setattr(Meeting, "barrier", threading.Barrier(2), raising=False)
     first = SerialEngine()
     engines = [first, first if shared else SerialEngine(), "serial", "serial"]
-    trainers = [trainer_of(engine, 2, net=Meeting, threads=n % 2 + 1) for n, engine in enumerate(engines)]
+    trainers = [
+        trainer_of(engine, 2, net=Meeting, threads=n % 2 + 1) for n, engine in enumerate(engines)
+    ]
     with ThreadPoolExecutor(2) as threads:
         results = [*threads.map(lambda trainer: fit(trainer, num_epochs=1), trainers[:2])]
     assert Meeting.barrier.broken
@@ -251,8 +321,11 @@ def test_serial_fits_in_threads_draw_the_numbers_of_fits_alone(shared, monkeypat
 
 
 def test_a_task_of_the_serial_engine_may_run_others():
-    engine, inner = SerialEngine(), SerialEngine()
-    assert fetch(engine, engine.submit(lambda: fetch(inner, inner.submit(tasks.add, 1, 2)) + 1)) == 4
+    engine = SerialEngine()
+    inner = SerialEngine()
+    assert (
+        fetch(engine, engine.submit(lambda: fetch(inner, inner.submit(tasks.add, 1, 2)) + 1)) == 4
+    )
 
 
 def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_path):
@@ -261,18 +334,24 @@ def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_pa
     stopped = tmp_path / "stopped"
 
     trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1, worker_timeout=3.0)
-    trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(stopped, 2, signal.SIGSTOP))
+    trainer.build(
+        awkward_net(), SGD, "cross_entropy", transform=KillOnce(stopped, 2, signal.SIGSTOP)
+    )
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(fit, trainer, num_epochs=1)
         wait_until(stopped.exists)
         fit(trainer_of(engine, 1), num_epochs=1)
-        assert_same_bits(result.result(60), fit(trainer_of("serial", 1, optimizer=SGD), num_epochs=1))
+        assert_same_bits(
+            result.result(60), fit(trainer_of("serial", 1, optimizer=SGD), num_epochs=1)
+        )
 
 
 def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
     if not with_processes(engine):
         pytest.skip("nothing runs meanwhile")
-    gate, order, never = tmp_path / "gate", tmp_path / "order", tmp_path / "never"
+    gate = tmp_path / "gate"
+    order = tmp_path / "order"
+    never = tmp_path / "never"
     beside = engine.submit(tasks.note_and_wait, order, gate)
     wait_until(order.exists)
     with pytest.raises(KeyError), engine.scope():  # noqa: PT012
@@ -299,17 +378,25 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
     assert engine.fetch([engine.submit(tasks.add, n) for n in range(8)]) == [*range(8)]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=25))
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=25
+    )
+)
 def test_cancelled_tasks_leave_the_values_of_others_and_nothing_else(steps):
-    """A random graph: each task adds two earlier values; some are updates, some belong to the scope that fails."""
+    """A random graph: each task adds two earlier values; some are updates, some belong to the scope
+    that fails.
+    """
     engine = SimulatedEngine(2)
-    kept, lost = [(engine.publish(1), 1)], []
+    kept = [(engine.publish(1), 1)]
+    lost = []
     with suppress(KeyError), ThreadPoolExecutor(1) as outside, engine.scope():
         lost.append((engine.publish(2), 2))
         for within, one, other, update in steps:
             # Tasks outside depend on values outside only.
             known = kept + lost if within else kept
-            (left, a), (right, b) = known[one % len(known)], known[other % len(known)]
+            (left, a) = known[one % len(known)]
+            (right, b) = known[other % len(known)]
             if not within:  # a scope is that of a thread
                 made = outside.submit(engine.submit, tasks.add, left, right).result()
             elif update:
@@ -379,7 +466,9 @@ def test_compss_serves_the_thread_that_made_the_engine(engine):
     refused(CompssEngine)
     refused(lambda: fit(trainer_of(engine, 2)))
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(lambda: (engine.slots(Resources()) > 0, engine.trained_samples())).result() == (
+        assert thread.submit(
+            lambda: (engine.slots(Resources()) > 0, engine.trained_samples())
+        ).result() == (
             True,
             None,
         )

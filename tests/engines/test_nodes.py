@@ -30,7 +30,12 @@ def test_workers_share_the_units_of_their_nodes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("names", "here"),
-    [(["localhost"], True), (["127.0.0.1", "127.0.0.2"], True), (["localhost", "node1"], False), ([], False)],
+    [
+        (["localhost"], True),
+        (["127.0.0.1", "127.0.0.2"], True),
+        (["localhost", "node1"], False),
+        ([], False),
+    ],
 )
 def test_the_loopback_address_serves_nodes_that_are_all_here(names, here):
     address = address_for([Node(name, 1) for name in names])
@@ -54,7 +59,9 @@ def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     for enough in (0, 1, 2):
         machine.check_gpus(enough)
-    with pytest.raises(ValueError, match=f"num_gpu=3, but the {machine.name} engine has 2 GPUs; use num_gpu=2"):
+    with pytest.raises(
+        ValueError, match=(f"num_gpu=3, but the {machine.name} engine has 2 GPUs; use num_gpu=2")
+    ):
         machine.check_gpus(3)
 
 

@@ -16,5 +16,7 @@ def test_auto_is_ray_where_its_address_is_set(monkeypatch):
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"engine='ray' needs ray: pip install 'compss_train\[ray\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"engine='ray' needs ray: pip install 'compss_train\[ray\]'"
+    ):
         engine_class("ray")

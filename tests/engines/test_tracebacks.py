@@ -47,7 +47,9 @@ SCRIPT = textwrap.dedent(
 def test_a_mistake_in_a_script_is_named_with_file_line_and_source(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
     lines = done.stderr.rstrip().splitlines()
     sources = SCRIPT.splitlines()
     for mark, name in (("the mistake", "forward"), ("the step", "step"), ("the fit", "<module>")):
@@ -60,7 +62,9 @@ def test_a_mistake_in_a_script_is_named_with_file_line_and_source(tmp_path):
 
 def of_a_cell(monkeypatch, text, name):
     """Return a function of a notebook, whose source only this process has."""
-    monkeypatch.setitem(linecache.cache, "cell-7", (len(text), None, text.splitlines(keepends=True), "cell-7"))
+    monkeypatch.setitem(
+        linecache.cache, "cell-7", (len(text), None, text.splitlines(keepends=True), "cell-7")
+    )
     exec(compile(text, "cell-7", "exec"), namespace := {"__name__": "__main__"})
     return namespace[name]
 
@@ -71,7 +75,9 @@ def test_a_mistake_in_a_notebook_is_named_with_its_source(monkeypatch):
     trainer = trainer_of("local", 2, net=mlp, optimizer=PLAIN_SGD, transform=transform)
     with pytest.raises(AttributeError) as caught:
         trainer.fit(*classification(samples=40), num_epochs=1, batch_size=10, progress=False)
-    assert '  File "cell-7", line 2, in transform\n    return x.nothing\n' in str(caught.value.__cause__)
+    assert '  File "cell-7", line 2, in transform\n    return x.nothing\n' in str(
+        caught.value.__cause__
+    )
 
 
 @pytest.mark.usefixtures("forked_processes")
@@ -79,9 +85,14 @@ def test_a_mistake_in_a_simulation_is_named_with_its_source(monkeypatch):
     simulate = of_a_cell(monkeypatch, "def simulate(value):\n    yield value.nothing\n", "simulate")
     trainer = trainer_of("local", 1, net=mlp, optimizer=PLAIN_SGD)
     simulations = Simulations(simulate, [1], retries=0)
-    with pytest.warns(UserWarning, match=r"yield value\.nothing\n"), pytest.raises(SimulationError) as caught:
+    with (
+        pytest.warns(UserWarning, match=r"yield value\.nothing\n"),
+        pytest.raises(SimulationError) as caught,
+    ):
         trainer.fit_online(simulations, buffer=BufferSpec("FIFO", 20), batch_size=5, progress=False)
-    assert '  File "cell-7", line 2, in simulate\n    yield value.nothing\n' in str(caught.value.__cause__)
+    assert '  File "cell-7", line 2, in simulate\n    yield value.nothing\n' in str(
+        caught.value.__cause__
+    )
 
 
 def deep(levels):
@@ -98,6 +109,10 @@ def test_of_many_frames_the_first_and_the_last_are_shown():
     error = caught.value
     text = task_traceback(error)
     assert text.count("  File ") == MOST_FRAMES
-    assert text.index("in test_of_many_frames") < text.index("[frames left out: 18]") < text.index("in deep2")
+    assert (
+        text.index("in test_of_many_frames")
+        < text.index("[frames left out: 18]")
+        < text.index("in deep2")
+    )
     assert text.endswith("ZeroDivisionError: division by zero\n")
     assert str(WorkerTraceback(text)) == f"\n{text.rstrip()}"

@@ -12,7 +12,8 @@ REAL = torch.version.cuda is not None
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Start the thread of the backward passes with one thread, which it keeps, whichever test comes first.
+    """Start the thread of the backward passes with one thread, which it keeps, whichever test comes
+    first.
 
     On a real GPU its first products take memory that they keep: cuBLAS's workspaces.
     """
@@ -34,7 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_ignore_collect(collection_path: object) -> bool | None:
     if torch.cuda.is_available():
         return None
-    pytest.skip(f"no GPU, and none is emulated: {library.why_not() or 'python -m tests.emulated_gpu does'}")
+    pytest.skip(
+        f"no GPU, and none is emulated: {library.why_not() or 'python -m tests.emulated_gpu does'}"
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -1,4 +1,6 @@
-"""Rows stay on the GPU that they were moved to, as the rows that they are, until their fit ends in whatever way."""
+"""Rows stay on the GPU that they were moved to, as the rows that they are, until their fit ends in
+whatever way.
+"""
 
 import gc
 import threading
@@ -64,13 +66,22 @@ def parts_of_passes(draw):
     """Return a part of a pass over some rows of a block."""
     first, stop = draw(st.sampled_from([(0, 40), (0, 20), (20, 40), (5, 25)]))
     one = BlockPass(
-        draw(st.integers(0, 1)), draw(st.integers(0, 1)), stop - first, first=draw(st.sampled_from([0, first]))
+        draw(st.integers(0, 1)),
+        draw(st.integers(0, 1)),
+        stop - first,
+        first=draw(st.sampled_from([0, first])),
     )
-    low, high = sorted(draw(st.lists(st.integers(0, one.size), min_size=2, max_size=2, unique=True)))
+    low, high = sorted(
+        draw(st.lists(st.integers(0, one.size), min_size=2, max_size=2, unique=True))
+    )
     return one.part(low, high) if draw(st.booleans()) else one
 
 
-@given(parts=st.lists(parts_of_passes(), min_size=2, max_size=9), shuffled=st.booleans(), tasks=st.integers(1, 9))
+@given(
+    parts=st.lists(parts_of_passes(), min_size=2, max_size=9),
+    shuffled=st.booleans(),
+    tasks=st.integers(1, 9),
+)
 def test_each_part_has_its_own_rows_whatever_stays(parts, shuffled, tasks):
     rows_on_gpus().release("a")
     for number in range(tasks):
@@ -83,9 +94,18 @@ def test_each_part_has_its_own_rows_whatever_stays(parts, shuffled, tasks):
 
 
 def test_other_rows_of_a_block_are_other_rows():
-    passes = [BlockPass(0, 0, 20, first=first) for first in (0, 20, 5)] + [BlockPass(1, 0, 20), BlockPass(0, 0, 10)]
+    passes = [BlockPass(0, 0, 20, first=first) for first in (0, 20, 5)] + [
+        BlockPass(1, 0, 20),
+        BlockPass(0, 0, 10),
+    ]
     for _ in range(2):
-        assert trained(*passes) == [*range(20), *range(20, 40), *range(5, 25), *range(100, 120), *range(10)]
+        assert trained(*passes) == [
+            *range(20),
+            *range(20, 40),
+            *range(5, 25),
+            *range(100, 120),
+            *range(10),
+        ]
 
 
 def test_rows_leave_in_the_last_epoch_of_the_fit():
@@ -101,7 +121,8 @@ def test_rows_leave_in_the_last_epoch_of_the_fit():
 
 
 def test_a_fit_does_not_get_the_rows_of_another_in_a_thread():
-    found, met = {}, threading.Barrier(2)
+    found = {}
+    met = threading.Barrier(2)
 
     def train(fit, x):
         met.wait()
@@ -124,7 +145,9 @@ def test_a_fit_does_not_get_the_rows_of_another_in_a_thread():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_current_gpu_may_be_another_one_in_the_next_task(shuffled):
-    """As under COMPSs and Ray, whose tasks all train on "cuda", the GPU that the runtime gives them."""
+    """As under COMPSs and Ray, whose tasks all train on "cuda", the GPU that the runtime gives
+    them.
+    """
     expected = trained(BlockPass(0, 0, 40), shuffled=shuffled)
     try:
         for number in (0, 1, 0):
@@ -148,7 +171,8 @@ class Ends(Callback):
     """Ends a fit in its third round."""
 
     def __init__(self, how):
-        self.how, self.now = how, 0.0
+        self.how = how
+        self.now = 0.0
 
     def on_round_end(self, trainer, record):
         if record["round"] == 2:
@@ -165,7 +189,11 @@ def ended_early(engine, how, x, y):
     with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
         trainer.clock = lambda: callback.now
         trainer.build(nn.Linear(x.shape[1], 3), SGD, "cross_entropy", num_gpu=1)
-        options = {"merge": Merge(every=3, unit="batches"), "max_time": 1e5, "callbacks": [callback]}
+        options = {
+            "merge": Merge(every=3, unit="batches"),
+            "max_time": 1e5,
+            "callbacks": [callback],
+        }
         with suppress(RuntimeError, KeyboardInterrupt):
             trainer.fit(x, y, num_epochs=10**6, batch_size=25, progress=False, **options)
 

@@ -1,4 +1,6 @@
-"""A GPU trains exactly the rows that the CPU trains, however rounds are cut and whatever stays on the GPU."""
+"""A GPU trains exactly the rows that the CPU trains, however rounds are cut and whatever stays on
+the GPU.
+"""
 
 from itertools import accumulate, count, product
 from unittest.mock import patch
@@ -23,7 +25,8 @@ from tests.gpu.conftest import REAL
 from tests.helpers.cases import MAKE_SLOW
 from tests.worker.assignments import job_of
 
-SEED, GPUS = 3, torch.cuda.device_count()
+SEED = 3
+GPUS = torch.cuda.device_count()
 FITS = count()
 """Numbers of fits, as rows stay on GPUs by the names of their fits."""
 
@@ -54,7 +57,8 @@ def sequences(samples, blocks, bucketed):
 
 def batches_of(data, workers, gpus, **given):
     """Return all batches of a fit, worker after worker in each round."""
-    options, x = FitOptions(**given), data.columns["x"]
+    options = FitOptions(**given)
+    x = data.columns["x"]
     plan = RoundPlan(
         x.sizes,
         workers,
@@ -64,7 +68,9 @@ def batches_of(data, workers, gpus, **given):
         batching=options.batching,
         merge_every=options.merge.every,
         merge_unit=options.merge.unit,
-        put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
+        put_counts=options.buffer.put_counts
+        if options.buffer and options.carries_buffers
+        else None,
     )
     mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
     job = job_of(
@@ -79,7 +85,9 @@ def batches_of(data, workers, gpus, **given):
             fit=f"fit {next(FITS)}", last_epoch=options.num_epochs - 1, share=1.0, idle_seconds=30.0
         ),
     )
-    begins, carried, found = tuple(accumulate(x.sizes[:-1], initial=0)), {}, []
+    begins = tuple(accumulate(x.sizes[:-1], initial=0))
+    carried = {}
+    found = []
     for round_, worker in product(plan.rounds(), range(workers)):
         passes = round_.assignments[worker]
         if not round_.counts[worker]:
@@ -112,7 +120,12 @@ WAYS = [*product(UNITS, EVERY, ORDERS, (1, 2))]
 
 def options_of(unit, every, order):
     shuffle, rows = order
-    return {"merge": Merge(every=every, unit=unit), "shuffle": shuffle, "shuffle_block_data": rows, "batch_size": 4}
+    return {
+        "merge": Merge(every=every, unit=unit),
+        "shuffle": shuffle,
+        "shuffle_block_data": rows,
+        "batch_size": 4,
+    }
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -120,7 +133,9 @@ def test_however_rounds_are_cut_batches_are_those_of_a_cpu(unit):
     wrong = []
     for _, every, order, workers in (way for way in WAYS if way[0] == unit):
         options = {"num_epochs": 4, **options_of(unit, every, order)}
-        on_gpus, on_cpu = (batches_of(numbered(24, 3), workers, gpus, **options) for gpus in (GPUS, 0))
+        on_gpus, on_cpu = (
+            batches_of(numbered(24, 3), workers, gpus, **options) for gpus in (GPUS, 0)
+        )
         if on_gpus != on_cpu:
             wrong.append((every, order, workers))
     assert not wrong
@@ -140,20 +155,30 @@ FEW = [
 def test_however_rounds_are_cut_parameters_are_those_of_a_cpu(ways):
     wrong = []
     for unit, every, order, workers in ways:
-        results, options = [], options_of(unit, every, order)
+        results = []
+        options = options_of(unit, every, order)
         for gpus in (0, min(workers, GPUS)):
             torch.manual_seed(0)
             with DistributedTrainer(workers, engine="serial", seed=SEED, threads=1) as trainer:
                 trainer.build(
-                    nn.Linear(1, 1), {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9}, "mse", num_gpu=gpus
+                    nn.Linear(1, 1),
+                    {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9},
+                    "mse",
+                    num_gpu=gpus,
                 )
-                results.append(trainer.fit(numbered(24, 3).columns["x"], num_epochs=3, progress=False, **options))
+                results.append(
+                    trainer.fit(
+                        numbered(24, 3).columns["x"], num_epochs=3, progress=False, **options
+                    )
+                )
         if any(not np.array_equal(results[0][name], results[1][name]) for name in results[0]):
             wrong.append((unit, every, order, workers))
     assert not wrong
 
 
-intervals = st.integers(1, 9) | st.builds(Cycle, st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
+intervals = st.integers(1, 9) | st.builds(
+    Cycle, st.integers(1, 9), st.integers(1, 9), st.integers(1, 3)
+)
 batchings = st.builds(lambda size: {"batch_size": size}, st.integers(1, 9)) | st.builds(
     lambda number: {"num_batches_per_worker": number}, st.integers(1, 3)
 )
@@ -182,12 +207,24 @@ def test_batches_of_gpus_are_those_of_a_cpu(
     assume(not partial or (rows and buffer is None))
     assume(kind == "numbers" or (samples > 3 and not partial and buffer is None))
     assume(kind != "bucketed" or (rows and shuffle != "total"))
-    data = numbered(samples, blocks) if kind == "numbers" else sequences(samples, blocks, kind == "bucketed")
+    data = (
+        numbered(samples, blocks)
+        if kind == "numbers"
+        else sequences(samples, blocks, kind == "bucketed")
+    )
     assume(batching.get("num_batches_per_worker", 1) <= min(data.sizes))
-    options = {"num_epochs": epochs, "shuffle": shuffle, "shuffle_block_data": rows, "buffer": buffer, **batching}
+    options = {
+        "num_epochs": epochs,
+        "shuffle": shuffle,
+        "shuffle_block_data": rows,
+        "buffer": buffer,
+        **batching,
+    }
     options["merge"] = Merge(every=every, unit=unit)
     on_cpu = batches_of(data, workers, 0, **options)
     asked = iter(room * 1000)
     with patch.object(torch.cuda, "mem_get_info", lambda device: (2**30 * next(asked), 2**30)):
         assert batches_of(data, workers, GPUS, **options) == on_cpu
-    assert sorted(number for *_, batch in on_cpu for number in batch) == sorted([*range(samples)] * epochs)
+    assert sorted(number for *_, batch in on_cpu for number in batch) == sorted(
+        [*range(samples)] * epochs
+    )

@@ -35,7 +35,9 @@ ROUNDING = adam_error(np.float64, 24, ADAM["lr"], samples=15)
 
 
 def double_data():
-    """CPUs and GPUs sum in other orders, which Adam makes the more of the less exact the sums are."""
+    """CPUs and GPUs sum in other orders, which Adam makes the more of the less exact the sums
+    are.
+    """
     x, y = classification(samples=60)
     return x.astype(np.float64), y
 
@@ -67,7 +69,12 @@ def test_gpus_train_what_cpus_train(engine, merge):
         assert trainer.predict(x).shape == (60, 3)
         assert set(trainer.evaluate(x, y)) == {"loss", "accuracy"}
 
-    given = {"build": {"net": without_dropout}, "engine": engine, "look": look, "merge": Merge(merge, every=0)}
+    given = {
+        "build": {"net": without_dropout},
+        "engine": engine,
+        "look": look,
+        "merge": Merge(merge, every=0),
+    }
     results = [fitted(gpus, **given) for gpus in (0, 1)]
     assert all(isinstance(array, np.ndarray) for array in results[-1].values())
     assert_close(*results, ROUNDING)
@@ -90,7 +97,11 @@ def on_host(model, batch, context):
 def test_the_numbers_of_samples_stay_on_the_host():
     with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
         trainer.build(torch.nn.Linear(2, 1), ADAM, training_step=on_host, num_gpu=1)
-        options = {"buffer": BufferSpec("Reservoir", 8, threshold=4), "batch_size": 3, "progress": False}
+        options = {
+            "buffer": BufferSpec("Reservoir", 8, threshold=4),
+            "batch_size": 3,
+            "progress": False,
+        }
         trainer.fit_online(Simulations(numbered, range(3)), **options)
         assert trainer.history[-1]["received"] == 18
 
@@ -111,7 +122,8 @@ def test_steps_on_a_gpu_are_those_on_a_cpu():
 @pytest.mark.filterwarnings("ignore:.*num_gpu was 1, and is 0")
 def test_a_fit_is_resumed_on_a_gpu_and_a_cpu(tmp_path):
     """Generators, too: the network has Dropout. On a CPU it goes on without the GPU's generator."""
-    blocks, saved = Merge(unit="blocks"), tmp_path / "round-000001"
+    blocks = Merge(unit="blocks")
+    saved = tmp_path / "round-000001"
     results = [fitted(1, Checkpoint(tmp_path, keep=9), merge=blocks)]
     results += [fitted(gpus, merge=blocks, resume=saved) for gpus in (1, 0)]
     assert_close(*results[:2], ROUNDING)
@@ -134,12 +146,16 @@ def test_states_of_metrics_come_from_gpus(engine):
 
 def test_weights_go_to_gpus():
     given = {"build": {"net": without_dropout, "class_weight": [1, 2, 3]}, "batch_size": 15}
-    assert_close(*(fitted(gpus, sample_weight=np.linspace(0, 2, 60), **given) for gpus in (0, 1)), ROUNDING)
+    assert_close(
+        *(fitted(gpus, sample_weight=np.linspace(0, 2, 60), **given) for gpus in (0, 1)), ROUNDING
+    )
 
 
 def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     """Return what is made of each batch, transformed on the device, with its place."""
-    spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
+    spec = TrainingSpec(
+        net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform
+    )
     replica = ModelReplica(spec, state_arrays(spec.net), device, training=True)
     resident = Residency(fit="tested", last_epoch=0, share=1.0, idle_seconds=60.0)
     job = job_of(size, spec=spec, seed=3, resident=resident)
@@ -188,7 +204,11 @@ def test_transforms_on_a_gpu_are_seeded_by_place(transform):
 
 
 def test_random_transforms_and_buffers_are_reproducible_on_a_gpu(shared_local):
-    given = {"engine": shared_local, "build": {"transform": noisy}, "buffer": BufferSpec("FIRO", 24, threshold=9)}
+    given = {
+        "engine": shared_local,
+        "build": {"transform": noisy},
+        "buffer": BufferSpec("FIRO", 24, threshold=9),
+    }
     assert_close(*(fitted(1, **given) for _ in range(2)), ROUNDING)
 
 
@@ -199,8 +219,12 @@ def test_fp16_on_a_gpu_resumes_with_its_scale(tmp_path):
         assert all(0 < state.scaler["scale"] < 65536 for state in trainer.snapshot().workers)
         assert trainer.predict(x).dtype == np.float32
 
-    given = {"build": {"net": mlp, "optimizer": {**SGD, "fused": True}, "precision": "fp16"}, "look": look}
-    given |= {"merge": Merge(unit="blocks"), "data": (30 * x, y)}  # so large that the first gradients overflow
+    given = {
+        "build": {"net": mlp, "optimizer": {**SGD, "fused": True}, "precision": "fp16"},
+        "look": look,
+    }
+    # So large that the first gradients overflow.
+    given |= {"merge": Merge(unit="blocks"), "data": (30 * x, y)}
     whole = fitted(1, Checkpoint(tmp_path, keep=9), **given)
     assert_close(whole, fitted(1, resume=tmp_path / "round-000001", **given), 0.0)
 
@@ -209,7 +233,9 @@ def test_fp16_on_a_gpu_resumes_with_its_scale(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_network_trains_on_a_gpu():
     pytest.importorskip("triton")
-    results = (fitted(1, build={"net": mlp().double(), "compile": value}) for value in (False, True))
+    results = (
+        fitted(1, build={"net": mlp().double(), "compile": value}) for value in (False, True)
+    )
     assert_close(*results, ROUNDING)
 
 

@@ -11,7 +11,9 @@ class CallAt(Callback):
     """Calls a function when a fit or a round starts or ends."""
 
     def __init__(self, hook, function, number=0):
-        self.hook, self.function, self.number = hook, function, number
+        self.hook = hook
+        self.function = function
+        self.number = number
 
     def on_fit_start(self, trainer, total_samples):
         self._call("fit_start", 0, trainer)
@@ -47,7 +49,8 @@ class StopAfter(Callback):
     """Stops a fit after a round."""
 
     def __init__(self, number: int, reason: str = "enough") -> None:
-        self.number, self.reason = number, reason
+        self.number = number
+        self.reason = reason
 
     def on_round_end(self, trainer, record):
         if record["round"] == self.number:
@@ -66,7 +69,9 @@ class InterruptAt(Callback):
 
 
 class LookaheadEngine(SerialEngine):
-    """Takes rounds ahead as processes do, and knows what it holds; once ``stuck``, waiting gives nothing."""
+    """Takes rounds ahead as processes do, and knows what it holds; once ``stuck``, waiting gives
+    nothing.
+    """
 
     traits = replace(SerialEngine.traits, asynchronous=True)
 

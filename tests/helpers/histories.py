@@ -11,11 +11,14 @@ NUMBERS = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf])
 
 @st.composite
 def fits(draw, started, merge=None, clocks=SECONDS):
-    """The records of one fit, with a metric that is a number and one that is a list, and workers that idle."""
+    """The records of one fit, with a metric that is a number and one that is a list, and workers
+    that idle.
+    """
     workers = draw(st.integers(1, 4))
     merge = merge or draw(st.sampled_from(["synchronous", "commutative", "parameter_server"]))
     validated = draw(st.booleans())
-    records, now = [], float(started)
+    records = []
+    now = float(started)
     for _ in range(draw(st.integers(1, 5))):
         active = draw(st.lists(st.integers(0, workers - 1), min_size=1, unique=True))
         own = [entry(draw, worker, now + draw(clocks)) for worker in sorted(active)]
@@ -26,7 +29,13 @@ def fits(draw, started, merge=None, clocks=SECONDS):
 
 def entry(draw, worker, started):
     measured = {"loss": draw(NUMBERS), "recall": [draw(NUMBERS), draw(NUMBERS)]}
-    return {"worker": worker, "samples": 10, "seconds": draw(SECONDS), **measured, "started": started}
+    return {
+        "worker": worker,
+        "samples": 10,
+        "seconds": draw(SECONDS),
+        **measured,
+        "started": started,
+    }
 
 
 def record(draw, fit_started, ended, merge, workers, validated):
@@ -87,7 +96,8 @@ def online_record(number=0, loss=0.5, **more):
 
 def steady_run(rounds, workers, merge="synchronous"):
     """A run whose workers take turns in being a little slower than the others."""
-    records, now = [], 1000.0
+    records = []
+    now = 1000.0
     for number in range(rounds):
         own = [
             {

@@ -1,7 +1,9 @@
-"""Kill a program that trains with checkpoints, start it again, and so on until it ends; then look at what it made.
+"""Kill a program that trains with checkpoints, start it again, and so on until it ends; then look
+at what it made.
 
-The first time, and then every so many times, it trains on so many processes, and else on the serial engine. It is
-killed so many times, each time after up to so many seconds, every third time with SIGTERM.
+The first time, and then every so many times, it trains on so many processes, and else on the serial
+engine. It is killed so many times, each time after up to so many seconds, every third time with
+SIGTERM.
 """
 
 import os
@@ -33,9 +35,14 @@ def program(folder: Path, processes: int, epochs: int, last: int | None) -> None
     """Train, to the end or up to a round after which it waits for its own."""
     with LocalEngine(processes) if processes else SerialEngine() as engine:
         trainer = trainer_of(engine, workers=2)
-        callbacks = [Checkpoint(folder, keep=3, best="val_loss"), EarlyStopping(patience=4 * epochs)]
+        callbacks = [
+            Checkpoint(folder, keep=3, best="val_loss"),
+            EarlyStopping(patience=4 * epochs),
+        ]
         if last is not None:
-            callbacks.append(CallAt("round_end", lambda _: wait_until(lambda: trainer.stopping, 600), last))
+            callbacks.append(
+                CallAt("round_end", lambda _: wait_until(lambda: trainer.stopping, 600), last)
+            )
         fit(trainer, *callbacks, resume=True, num_epochs=epochs, **OPTIONS)
 
 
@@ -73,11 +80,13 @@ def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[
     wait_until(lambda: goes_on() or has_ended(child), every=0.0005)
     timer = threading.Timer(seconds, strike)
     timer.start()
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its number is not given to another process yet
+    # Its number is not given to another process yet.
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     timer.cancel()
     timer.join()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in ((143, -number) if number == signal.SIGTERM else (-number,))  # before its fit it is just killed
+    # Before its fit it is just killed.
+    assert code in ((143, -number) if number == signal.SIGTERM else (-number,))
     wait_until(lambda: not any(map(is_running, processes)) and not leftovers(child))
 
 
@@ -85,14 +94,24 @@ def progress(folder: Path) -> int:
     return max(list_checkpoints(folder), default=-1)
 
 
-def kill_fits(folder: Path, processes: int, every: int, kills: int, seconds: float) -> tuple[int, int]:
-    """Return how often it was killed, and after how many different rounds; each program is a fork of this one."""
-    draw, reached, epochs = random.Random(), [-1], EACH * kills + 2
-    killed, whole = folder / "killed", folder / "whole"
+def kill_fits(
+    folder: Path, processes: int, every: int, kills: int, seconds: float
+) -> tuple[int, int]:
+    """Return how often it was killed, and after how many different rounds; each program is a fork
+    of this one.
+    """
+    draw = random.Random()
+    reached = [-1]
+    epochs = EACH * kills + 2
+    killed = folder / "killed"
+    whole = folder / "whole"
     while len(reached) <= kills:
         before = reached[-1]
-        child = started(killed, processes * (len(reached) % every == 1 % every), epochs, before + EACH)
-        # At any time of its life: before its first round of its own, too, but then not twice in a row.
+        child = started(
+            killed, processes * (len(reached) % every == 1 % every), epochs, before + EACH
+        )
+        # At any time of its life: before its first round of its own, too, but then not twice in a
+        # row.
         anywhen = len(reached) > 1 and reached[-2] != before and draw.random() < 0.3
         number = signal.SIGKILL if len(reached) % 3 else signal.SIGTERM
         kill(child, number, draw.uniform(0, seconds), lambda: anywhen or progress(killed) > before)  # noqa: B023

@@ -39,17 +39,24 @@ def awkward_net() -> nn.Module:
     """BatchNorm has floating and integer buffers, Dropout draws random numbers."""
     torch.manual_seed(12)
     return nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3, bias=False)
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 3, bias=False),
     )
 
 
 class Smoothed(nn.Module):
-    """Outputs depend on all batches that the worker has seen, by buffers that are made, replaced and changed."""
+    """Outputs depend on all batches that the worker has seen, by buffers that are made, replaced
+    and changed.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.linear, self.inner = nn.Linear(6, 3), nn.Module()
+        self.linear = nn.Linear(6, 3)
+        self.inner = nn.Module()
         self.register_buffer("mean", torch.zeros(3), persistent=False)
         self.inner.register_buffer("calls", torch.tensor(0), persistent=False)
         self.inner.register_buffer("last", None, persistent=False)
@@ -95,7 +102,9 @@ def state_arrays(net: nn.Module):
 
 
 def named(value: object) -> str:
-    """Return a value as text for a test's name, without addresses, which differ from process to process."""
+    """Return a value as text for a test's name, without addresses, which differ from process to
+    process.
+    """
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 

@@ -25,18 +25,24 @@ OPTIMIZERS = [
 def cut(x, y, blocks, batches):
     """Yield the batches that the trainer makes of these blocks."""
     for block_x, block_y in zip(np.array_split(x, blocks), np.array_split(y, blocks), strict=True):
-        yield from zip(np.array_split(block_x, batches), np.array_split(block_y, batches), strict=True)
+        yield from zip(
+            np.array_split(block_x, batches), np.array_split(block_y, batches), strict=True
+        )
 
 
 def plain_loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, accumulate=1, **options):
-    """Train over the batches that the trainer makes of these blocks; the last step of an epoch may have fewer."""
+    """Train over the batches that the trainer makes of these blocks; the last step of an epoch may
+    have fewer.
+    """
     each = list(cut(x, y, blocks, batches))
     steps = [each[first : first + accumulate] for first in range(0, len(each), accumulate)]
     return plain_steps(net, make_optimizer, steps * epochs, seed, accumulate=accumulate, **options)
 
 
 def transformed_batches(transform, x, y, blocks, batches, epochs):
-    """Yield what ``transform`` makes of each batch and its place: epoch, block, and the first sample's in that."""
+    """Yield what ``transform`` makes of each batch and its place: epoch, block, and the first
+    sample's in that.
+    """
     for epoch in range(epochs):
         position = 0
         for number, (batch_x, batch_y) in enumerate(cut(x, y, blocks, batches)):
@@ -65,8 +71,9 @@ def plain_steps(
 ):
     """Train with a step for each batch, or for some of them if it may ``accumulate`` gradients.
 
-    ``clip`` and ``after`` are called with the network before and after each step; ``losses`` takes the sums of the
-    losses of the samples. Where the optimizer evaluates the loss by itself, that is the first one of each step.
+    ``clip`` and ``after`` are called with the network before and after each step; ``losses`` takes
+    the sums of the losses of the samples. Where the optimizer evaluates the loss by itself, that is
+    the first one of each step.
     """
     net = copy.deepcopy(net)
     optimizer = make_optimizer(net.parameters())
@@ -74,7 +81,8 @@ def plain_steps(
 
     def gradients(together):
         optimizer.zero_grad()
-        total, samples = 0.0, sum(len(x) for x, _ in together)
+        total = 0.0
+        samples = sum(len(x) for x, _ in together)
         for x, y in together:
             with torch.autocast("cpu", HALF.get(precision), enabled=precision in HALF):
                 value = loss(net(tensor(x)), tensor(y))

@@ -16,14 +16,16 @@ SHARED: WeakSet[Any] = WeakSet()
 def children(command: str = "") -> list[psutil.Process]:
     """Processes of this one that do work: loky's resource tracker stays as long as Python does.
 
-    Only those with ``command`` in their command lines, and none of engines that tests share, which come and go.
+    Only those with ``command`` in their command lines, and none of engines that tests share, which
+    come and go.
     """
     shared = {pid for engine in SHARED for pid in engine.pids}
     working = []
     for process in psutil.Process().children(recursive=True):
         if process.pid in shared:
             continue
-        with suppress(psutil.NoSuchProcess):  # it has ended, perhaps without anybody having waited for it yet
+        # It has ended, perhaps without anybody having waited for it yet.
+        with suppress(psutil.NoSuchProcess):
             line = " ".join(process.cmdline())
             if "resource_tracker" not in line and command in line:
                 working.append(process)
@@ -31,7 +33,9 @@ def children(command: str = "") -> list[psutil.Process]:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process does anything yet: one that has ended may still wait for its parent to notice."""
+    """Return whether a process does anything yet: one that has ended may still wait for its parent
+    to notice.
+    """
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -57,4 +61,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def python_blocks(document):
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL
+    )

@@ -1,4 +1,6 @@
-"""A Ray cluster of two nodes on this machine, which asks for a token, and the engine on it that tests share."""
+"""A Ray cluster of two nodes on this machine, which asks for a token, and the engine on it that
+tests share.
+"""
 
 import os
 import secrets
@@ -47,23 +49,44 @@ def two_nodes() -> Iterator[Any]:
 
 @contextmanager
 def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
-    """Run ``ray start`` for two nodes of one CPU each, and yield the environment of a program that joins them."""
+    """Run ``ray start`` for two nodes of one CPU each, and yield the environment of a program that
+    joins them.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats"]
+    environment |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "PYTHONPATH": str(ROOT),
+    }
+    start = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--num-cpus=1",
+        "--disable-usage-stats",
+    ]
     start += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     leaders = []
     # In a folder with a short name, as those of sockets are limited.
     with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        head = ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", *head_options]
+        head = [
+            "--head",
+            f"--port={port}",
+            f"--temp-dir={folder}",
+            "--include-dashboard=false",
+            *head_options,
+        ]
         try:
             for role in (head, [f"--address={address}"]):
-                process = subprocess.Popen([*start, *role], env=environment, start_new_session=True, **pipes)
+                process = subprocess.Popen(
+                    [*start, *role], env=environment, start_new_session=True, **pipes
+                )
                 leaders.append(process.pid)
                 printed, _ = process.communicate(timeout=200)
                 assert process.returncode == 0, printed

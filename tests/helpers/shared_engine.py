@@ -19,7 +19,14 @@ from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.worker_process import serve
 from tests.helpers.processes import SHARED
 
-IMPORTED = ["tests", "compss_train.trainer", "compss_train.worker", "torch._dynamo", "hypothesis", "zmq"]
+IMPORTED = [
+    "tests",
+    "compss_train.trainer",
+    "compss_train.worker",
+    "torch._dynamo",
+    "hypothesis",
+    "zmq",
+]
 """What the process that the others are forked from has imported."""
 
 
@@ -67,7 +74,8 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def other_process(function: Callable[..., None], *args: object) -> Iterator[tuple[int, Connection]]:
-    """Call ``function(connection, *args)`` in another process, which ends with the block at the latest.
+    """Call ``function(connection, *args)`` in another process, which ends with the block at the
+    latest.
 
     Yields the process's id, and the other end of its connection.
     """
@@ -91,7 +99,9 @@ def send_result(connection: Connection, function: Callable[..., object], *args: 
 
 
 def result_of_process(function: Callable[..., object], *args: object) -> object:
-    """Return what ``function`` returns in a process without threads of its own, where it may fork."""
+    """Return what ``function`` returns in a process without threads of its own, where it may
+    fork.
+    """
     with other_process(send_result, function, *args) as (_, connection):
         result, error = connection.recv()
     assert error is None, error

@@ -54,7 +54,8 @@ def assert_alike(ours: DistributedTrainer, theirs: DistributedTrainer) -> None:
     """Both trainers have the same bits, and know the same of how they came about."""
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     assert_same(numbers_of(list(ours.history)), numbers_of(list(theirs.history)))
-    one, other = ours.snapshot(), theirs.snapshot()
+    one = ours.snapshot()
+    other = theirs.snapshot()
     assert_same(one.to_dict()["workers"], other.to_dict()["workers"])
     assert_same(one.to_dict()["merge"], other.to_dict()["merge"])
     assert (one.epoch, one.setting) == (other.epoch, other.setting)
@@ -64,7 +65,11 @@ def contents(folder: Path) -> dict[int, Any]:
     """Return all that is in the checkpoints of a folder, without times."""
     found = {number: read_checkpoint(path) for number, path in list_checkpoints(folder).items()}
     return {
-        number: {**there, "history": numbers_of(there["history"]), "callbacks": list(there["callbacks"])}
+        number: {
+            **there,
+            "history": numbers_of(there["history"]),
+            "callbacks": list(there["callbacks"]),
+        }
         for number, there in found.items()
     }
 
@@ -83,7 +88,9 @@ class RefusingTransform:
 
 
 def combined(*options, **more):
-    """Return several dicts of options as one; their merges are combined, of which later ones count more."""
+    """Return several dicts of options as one; their merges are combined, of which later ones count
+    more.
+    """
     result: dict[str, Any] = {}
     for each in (*options, more):
         before = result.get("merge")

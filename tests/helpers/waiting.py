@@ -20,7 +20,9 @@ def wait_until(
     every: float = 0.005,
     said: Callable[[], object] = lambda: "it never came to be",
 ) -> None:
-    """Look until ``condition()`` is true; raise ``TimeoutError`` with what ``said()`` returns after ``seconds``."""
+    """Look until ``condition()`` is true; raise ``TimeoutError`` with what ``said()`` returns after
+    ``seconds``.
+    """
     end = monotonic() + seconds
     while not condition():
         if monotonic() > end:
@@ -42,19 +44,27 @@ def awaited(get: Callable[[], T | None]) -> T:
 
 
 def settled(look: Callable[[], T], seconds: float = LIMIT, *, apart: float = 0.1) -> T:
-    """Return what ``look()`` gives as soon as it gives the same twice, ``apart`` seconds from each other."""
+    """Return what ``look()`` gives as soon as it gives the same twice, ``apart`` seconds from each
+    other.
+    """
     seen: list[T] = []
 
     def is_same() -> bool:
         seen.append(look())
         return len(seen) > 1 and seen[-1] == seen[-2]
 
-    wait_until(is_same, seconds, every=apart, said=lambda: f"it changes all the time, and was {seen[-1]} at last")
+    wait_until(
+        is_same,
+        seconds,
+        every=apart,
+        said=lambda: f"it changes all the time, and was {seen[-1]} at last",
+    )
     return seen[-1]
 
 
 def hang() -> NoReturn:
-    """Do nothing until a signal or an exception from another thread comes: a program under test that hangs.
+    """Do nothing until a signal or an exception from another thread comes: a program under test
+    that hangs.
 
     Fails after ten minutes, so that a test that forgets it leaves no process behind for longer.
     """

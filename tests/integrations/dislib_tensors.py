@@ -1,4 +1,6 @@
-"""Data as scripts for dislib have them: a grid of blocks, of one-hot classes and of images in bytes."""
+"""Data as scripts for dislib have them: a grid of blocks, of one-hot classes and of images in
+bytes.
+"""
 
 import numpy as np
 import torch
@@ -8,15 +10,21 @@ from tests.helpers.models import classification
 
 
 class Tensor:
-    """A grid of blocks of equal size, like those that dislib's ``from_array`` and ``from_pt_tensor`` make."""
+    """A grid of blocks of equal size, like those that dislib's ``from_array`` and
+    ``from_pt_tensor`` make.
+    """
 
     def __init__(self, array, shape):
         rows, columns = shape
         blocks = iter(
-            np.split(array, rows * columns) if isinstance(array, np.ndarray) else array.chunk(rows * columns)
+            np.split(array, rows * columns)
+            if isinstance(array, np.ndarray)
+            else array.chunk(rows * columns)
         )
         self.tensors = [[next(blocks) for _ in range(columns)] for _ in range(rows)]
-        self.shape, self.number_samples, self.dtype = shape, len(array), array.dtype
+        self.shape = shape
+        self.number_samples = len(array)
+        self.dtype = array.dtype
         self.tensor_shape = tuple(self.tensors[0][0].shape)
 
     def collect(self):
@@ -36,7 +44,9 @@ def tensors(dtype=torch.float64, shape=(2, 2)):
 
 
 def images(shape=(2, 2)):
-    """Return 60 arrays (1, 2, 3) of bytes, whose brightest half is their class, and the one-hot classes."""
+    """Return 60 arrays (1, 2, 3) of bytes, whose brightest half is their class, and the one-hot
+    classes.
+    """
     random = np.random.default_rng(3)
     y = random.integers(0, 2, 60)
     x = random.integers(0, 100, (60, 1, 2, 3)).astype(np.uint8)

@@ -1,4 +1,6 @@
-"""Scripts for ``dislib.pytorch`` and ``dislib.eddl``, with their import lines changed and nothing else."""
+"""Scripts for ``dislib.pytorch`` and ``dislib.eddl``, with their import lines changed and nothing
+else.
+"""
 
 import sys
 from functools import partial
@@ -36,7 +38,9 @@ class TwoHalves(nn.Module):
         super().__init__()
         torch.manual_seed(4)
         self.neural_network_layers = nn.Sequential(nn.Conv2d(1, 4, kernel_size=(1, 1)), nn.ReLU())
-        self.dense_neural_network_layers = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.dense_neural_network_layers = nn.Sequential(
+            nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 2)
+        )
 
     def forward(self, x):
         return self.dense_neural_network_layers(torch.flatten(self.neural_network_layers(x), 1))
@@ -65,19 +69,26 @@ def test_a_script_for_dislib_pytorch(fit):
     trained = call(encaps_function, fit, x_tensor, y_tensor)
     for mine, its in zip(model.neural_network_layers, trained.neural_network_layers, strict=True):
         if hasattr(mine, "weight"):
-            mine.weight, mine.bias = nn.Parameter(its.weight), nn.Parameter(its.bias)
+            mine.weight = nn.Parameter(its.weight)
+            mine.bias = nn.Parameter(its.bias)
     assert encaps_function.get_parameters() is encaps_function.model_parameters is trained
-    samples, labels = (torch.cat([torch.cat(row) for row in tensor.collect()]) for tensor in (x_tensor, y_tensor))
+    samples, labels = (
+        torch.cat([torch.cat(row) for row in tensor.collect()]) for tensor in (x_tensor, y_tensor)
+    )
     assert (trained(samples.float()).argmax(1) == labels.argmax(1)).float().mean() > 0.8
 
 
 def soft_network():
     torch.manual_seed(4)
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2), nn.Softmax(dim=1))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2), nn.Softmax(dim=1)
+    )
 
 
 def predicted(parameters, x):
-    """Compute the network's outputs from the parameters of its layers, which four of the five have none of."""
+    """Compute the network's outputs from the parameters of its layers, which four of the five have
+    none of.
+    """
     flat, (w1, b1), relu, (w2, b2), softmax = parameters
     assert (flat, relu, softmax) == ([], [], [])
     return np.maximum(x.reshape(len(x), -1) @ w1.T + b1, 0) @ w2.T + b2
@@ -104,7 +115,9 @@ def test_a_script_for_dislib_eddl(fit):
 def pytorch_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, threads=1, **options):
     encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, threads=threads, **options)
     parameters = {"lr": 0.05, "momentum": 0.9}
-    encapsulated.build(net or TwoLinear(), optim.SGD, nn.CrossEntropyLoss, parameters, num_gpu, num_nodes)
+    encapsulated.build(
+        net or TwoLinear(), optim.SGD, nn.CrossEntropyLoss, parameters, num_gpu, num_nodes
+    )
     return encapsulated
 
 
@@ -138,20 +151,27 @@ def test_engine_and_seed_are_keywords(made, engine):
 
 def test_a_torch_fit_starts_from_the_module_in_model_parameters():
     x, y = tensors()
-    once, changed, replaced = (pytorch_class(seed=5, net=net) for net in (TwoLinear(), TwoLinear(), TwoLinear()))
+    once, changed, replaced = (
+        pytorch_class(seed=5, net=net) for net in (TwoLinear(), TwoLinear(), TwoLinear())
+    )
     with torch.no_grad():
         for module in (once.model_parameters, changed.model_parameters):
             module[0].weight.fill_(0.25)
     replaced.model_parameters = once.model_parameters
-    first, *others = (each.fit_synchronous_with_GPU(x, y, 3, 2) for each in (once, changed, replaced))
+    first, *others = (
+        each.fit_synchronous_with_GPU(x, y, 3, 2) for each in (once, changed, replaced)
+    )
     for other in others:
         assert_same_bits(state_arrays(first), state_arrays(other))
-    assert not torch.equal(first[0].weight, pytorch_class(seed=5).fit_synchronous_with_GPU(x, y, 3, 2)[0].weight)
+    assert not torch.equal(
+        first[0].weight, pytorch_class(seed=5).fit_synchronous_with_GPU(x, y, 3, 2)[0].weight
+    )
 
 
 def test_an_eddl_fit_starts_from_the_layers_in_model_parameters():
     x, y = tensors()
-    one, other = eddl_class(seed=5), eddl_class(seed=5)
+    one = eddl_class(seed=5)
+    other = eddl_class(seed=5)
     for each in (one, other):
         each.fit_synchronous_with_GPU(x, y, 3, 1)
     layers = [[np.array(array) for array in layer] for layer in one.model_parameters]
@@ -159,11 +179,14 @@ def test_an_eddl_fit_starts_from_the_layers_in_model_parameters():
     layers[0][0][:] = 0.25
     one.model_parameters = layers
     assert (
-        one.fit_synchronous_with_GPU(x, y, 3, 1)[0][0] != other.fit_synchronous_with_GPU(x, y, 3, 1)[0][0]
+        one.fit_synchronous_with_GPU(x, y, 3, 1)[0][0]
+        != other.fit_synchronous_with_GPU(x, y, 3, 1)[0][0]
     ).any()
     for bad in (layers[:2], [[np.zeros(2)], *layers[1:]]):
         one.model_parameters = bad
-        with pytest.raises(ValueError, match=r"the layers have arrays of shapes .* but those of the network"):
+        with pytest.raises(
+            ValueError, match=r"the layers have arrays of shapes .* but those of the network"
+        ):
             one.fit_synchronous_with_GPU(x, y, 3, 1)
 
 
@@ -178,7 +201,10 @@ def test_an_entry_of_compss_object_has_what_its_worker_trains_with(made):
             assert own.optimizer == {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
             assert (own.loss, own.metric, own.num_gpu) == ("softmax_cross_entropy", "accuracy", 3)
         else:
-            assert (own.optimizer, own.optimizer_parameters) == (optim.SGD, {"lr": 0.05, "momentum": 0.9})
+            assert (own.optimizer, own.optimizer_parameters) == (
+                optim.SGD,
+                {"lr": 0.05, "momentum": 0.9},
+            )
             assert isinstance(own.loss, nn.CrossEntropyLoss)
 
 
@@ -198,7 +224,8 @@ def arrays_of(parameters):
 @CLASSES
 def test_a_script_may_take_the_steps_of_an_epoch_itself(made):
     x, y = tensors(shape=(2, 1))
-    one, encapsulated = made(1, threads=None), made(2, threads=None)
+    one = made(1, threads=None)
+    encapsulated = made(2, threads=None)
     start = encapsulated.get_parameters()
     trained = [
         stepped(own, start, *(tensor.tensors[number][0] for tensor in (x, y)))
@@ -208,7 +235,9 @@ def test_a_script_may_take_the_steps_of_an_epoch_itself(made):
     block = [Tensor(tensor.tensors[0][0], (1, 1)) for tensor in (x, y)]
     fitted = one.fit_synchronous_with_GPU(*block, 3, 1, False, False)
     assert_same_bits(arrays_of(trained[0]), arrays_of(fitted))
-    first, second = ({name: array.copy() for name, array in arrays_of(each).items()} for each in trained)
+    first, second = (
+        {name: array.copy() for name, array in arrays_of(each).items()} for each in trained
+    )
     assert encapsulated.compss_object[0].aggregate_parameters_async(*trained) is trained[0]
     assert_same_bits(arrays_of(trained[1]), second)
     for name, array in arrays_of(trained[0]).items():
@@ -221,12 +250,20 @@ def test_a_script_may_take_the_steps_of_an_epoch_itself(made):
 @CLASSES
 def test_entries_train_with_the_options_of_build(made):
     x, y = tensors(shape=(1, 1))
-    seen, encapsulated = [], made(1)
+    seen = []
+    encapsulated = made(1)
     spec = [optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05}]
     if made is eddl_class:
         spec = [{"optimizer": "sgd", "lr": 0.05}, nn.CrossEntropyLoss(), "accuracy"]
-    encapsulated.build(TwoLinear(), *spec, transform=lambda batch: seen.append(len(batch)) or batch.float())
-    stepped(encapsulated.compss_object[0], encapsulated.get_parameters(), x.tensors[0][0], y.tensors[0][0])
+    encapsulated.build(
+        TwoLinear(), *spec, transform=lambda batch: seen.append(len(batch)) or batch.float()
+    )
+    stepped(
+        encapsulated.compss_object[0],
+        encapsulated.get_parameters(),
+        x.tensors[0][0],
+        y.tensors[0][0],
+    )
     assert seen == [20, 20, 20]
 
 
@@ -239,7 +276,8 @@ def test_after_an_exception_the_last_complete_round_is_kept(made):
     encapsulated = made()
     with pytest.raises(KeyError):
         encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 2, callbacks=[Stopping()])
-    kept, now = encapsulated.trainer.model(), encapsulated.get_parameters()
+    kept = encapsulated.trainer.model()
+    now = encapsulated.get_parameters()
     if isinstance(now, nn.Module):
         assert_same_bits(state_arrays(kept), state_arrays(now))
     else:
@@ -259,8 +297,16 @@ def test_gpus_are_those_of_all_nodes(made, monkeypatch):
     monkeypatch.delenv("ComputingUnitsGPUs")
     assert [usable(gpus, Node("a", 8, 2), Node("b", 8, 1)) for gpus in (0, 2, 4)] == [0, 2, 3]
     four_a_node = [Node(name, 8, 4) for name in "abc"]
-    assert [usable(4, *four_a_node, num_nodes=nodes) for nodes in (0, 1, 2, 3, 4)] == [4, 4, 8, 12, 12]
-    with pytest.warns(UserWarning, match="num_gpu=2, but there are no GPUs for torch: training on the CPU"):
+    assert [usable(4, *four_a_node, num_nodes=nodes) for nodes in (0, 1, 2, 3, 4)] == [
+        4,
+        4,
+        8,
+        12,
+        12,
+    ]
+    with pytest.warns(
+        UserWarning, match=("num_gpu=2, but there are no GPUs for torch: training on the CPU")
+    ):
         assert usable(2, Node("a", 8)) == 0
 
 
@@ -273,20 +319,37 @@ def fit_of(encapsulated, **attributes):
     encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)
 
 
-SPEC, AT_LEAST_0 = {"optimizer": "sgd", "lr": 0.002}, "give an integer of at least 0"
+SPEC = {"optimizer": "sgd", "lr": 0.002}
+AT_LEAST_0 = "give an integer of at least 0"
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("error", "name", "call"),
     [
-        (RuntimeError, "no network yet; call build(", lambda: fit_of(EncapsulatedFunctionsDistributedPytorch(2))),
-        (RuntimeError, "no network yet; call build(", lambda: fit_of(EncapsulatedFunctionsDistributedEddl(2))),
+        (
+            RuntimeError,
+            "no network yet; call build(",
+            lambda: fit_of(EncapsulatedFunctionsDistributedPytorch(2)),
+        ),
+        (
+            RuntimeError,
+            "no network yet; call build(",
+            lambda: fit_of(EncapsulatedFunctionsDistributedEddl(2)),
+        ),
         (TypeError, "is a dict", lambda: fit_of(pytorch_class(), model_parameters={})),
         (ValueError, "unknown loss 'triple'", lambda: eddl_built(None, SPEC, "triple", "mse")),
-        (ValueError, "unknown metric 'none'", lambda: eddl_built(nn.Linear(1, 1), SPEC, "mse", "none")),
+        (
+            ValueError,
+            "unknown metric 'none'",
+            lambda: eddl_built(nn.Linear(1, 1), SPEC, "mse", "none"),
+        ),
         *(
-            (TypeError, "give a dict, for example", partial(eddl_built, nn.Linear(1, 1), optimizer, "mse", "mse"))
+            (
+                TypeError,
+                "give a dict, for example",
+                partial(eddl_built, nn.Linear(1, 1), optimizer, "mse", "mse"),
+            )
             for optimizer in ("sgd", optim.SGD, None)
         ),
         *(
@@ -309,7 +372,12 @@ def test_conversion_to_and_from_dislib(monkeypatch):
     monkeypatch.setitem(sys.modules, "dislib.data.tensor", module)
     blocked = BlockedTensor.from_array(np.arange(12.0).reshape(6, 2), (3, 1))
     tensor = blocked.to_dislib()
-    assert (tensor.shape, tensor.tensor_shape, tensor.number_samples, tensor.delete) == ((3, 1), (2, 2), 6, False)
+    assert (tensor.shape, tensor.tensor_shape, tensor.number_samples, tensor.delete) == (
+        (3, 1),
+        (2, 2),
+        6,
+        False,
+    )
     np.testing.assert_array_equal(BlockedTensor.from_dislib(tensor).collect(), blocked.collect())
 
 

@@ -1,4 +1,6 @@
-"""Programs for dislib's next release and for the forks of the paper on dislib's training: forms of their calls."""
+"""Programs for dislib's next release and for the forks of the paper on dislib's training: forms of
+their calls.
+"""
 
 import gc
 import itertools
@@ -45,14 +47,17 @@ def halving(optimizer, T_max, eta_min):
 
 
 def made(*args, num_workers=1, net=None, loss=nn.CrossEntropyLoss, engine="serial", **options):
-    encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, engine=engine, seed=3, threads=1)
+    encapsulated = EncapsulatedFunctionsDistributedPytorch(
+        num_workers, engine=engine, seed=3, threads=1
+    )
     encapsulated.build(net or mlp(), optim.SGD, loss, {"lr": 0.1}, *args, **options)
     return encapsulated
 
 
 def plain_loop(epochs, before_step=lambda net: None, schedule=None, labels=CLASSES):
     """Train on each block in three batches, with a scheduler that is stepped once an epoch."""
-    net, loss = mlp(), nn.CrossEntropyLoss()
+    net = mlp()
+    loss = nn.CrossEntropyLoss()
     optimizer = optim.SGD(net.parameters(), lr=0.1)
     scheduler = schedule and schedule(optimizer)
     batches = whole(X).float().split(5), labels.split(5)  # of four blocks of 15 rows
@@ -70,7 +75,8 @@ def plain_loop(epochs, before_step=lambda net: None, schedule=None, labels=CLASS
 class DsArray:
     """Looks like an array of dislib, whose blocks have no samples."""
 
-    _blocks, _reg_shape = [[np.ones((2, 6))]], (2, 6)
+    _blocks = [[np.ones((2, 6))]]
+    _reg_shape = (2, 6)
 
 
 # build
@@ -84,8 +90,14 @@ class DsArray:
         ((CosineAnnealingLR, 4, 0.01, 2, 1), {**COSINE, "num_gpu": 2, "num_nodes": 1}),
         ((CosineAnnealingLR, 4), {"scheduler": CosineAnnealingLR, "T_max": 4}),
         ((None, 4, 0.01, 2, 1), {"num_gpu": 2, "num_nodes": 1}),
-        ((halving, 4, 0.01, 2, 1), {"scheduler": halving, "T_max": 4, "eta_min": 0.01, "num_gpu": 2}),
-        ((clip, CosineAnnealingLR, 4, 0.01, 2, 1), {"gradient_clipping": clip, **COSINE, "num_gpu": 2}),
+        (
+            (halving, 4, 0.01, 2, 1),
+            {"scheduler": halving, "T_max": 4, "eta_min": 0.01, "num_gpu": 2},
+        ),
+        (
+            (clip, CosineAnnealingLR, 4, 0.01, 2, 1),
+            {"gradient_clipping": clip, **COSINE, "num_gpu": 2},
+        ),
         ((clip,), {"gradient_clipping": clip}),
         ((None, CosineAnnealingLR, 4, 0.01), COSINE),
         ((None, None, 1, 0.0, 2, 1), {"num_gpu": 2}),
@@ -95,7 +107,8 @@ class DsArray:
 )
 def test_the_fifth_argument_of_build_tells_the_order(args, named, monkeypatch):
     monkeypatch.setenv("ComputingUnitsGPUs", "0")
-    by_position, by_name = made(*args), made(**named)
+    by_position = made(*args)
+    by_name = made(**named)
     for each in (by_position, by_name):
         each.fit_synchronous_with_GPU(X, Y, 3, 3, **IN_ORDER)
     assert by_position.num_gpu == by_name.num_gpu == (2 if 2 in args else 0)
@@ -110,8 +123,14 @@ def test_the_fifth_argument_of_build_tells_the_order(args, named, monkeypatch):
     [
         ("the fifth argument of build is 'cuda'", ["cuda"]),
         ("the fifth argument of build is {}", [{}]),
-        ("build() was called with 7 arguments; after the fourth it takes num_gpu, num_nodes", [2, 1, 3]),
-        ("gradient_clipping, scheduler, T_max, eta_min, num_gpu, num_nodes here", [clip, None, 1, 0.0, 2, 1, 3]),
+        (
+            "build() was called with 7 arguments; after the fourth it takes num_gpu, num_nodes",
+            [2, 1, 3],
+        ),
+        (
+            "gradient_clipping, scheduler, T_max, eta_min, num_gpu, num_nodes here",
+            [clip, None, 1, 0.0, 2, 1, 3],
+        ),
     ],
 )
 def test_other_arguments_of_build_are_refused_by_name(name, call, raises):
@@ -124,7 +143,10 @@ def test_other_arguments_of_build_are_refused_by_name(name, call, raises):
     [
         ("build() got several values for num_gpu", partial(made, 2, num_gpu=2)),
         ("build() got several values for T_max", partial(made, CosineAnnealingLR, 2, T_max=2)),
-        ("got scheduler= and schedule=", partial(made, scheduler=StepLR, schedule=lambda epoch: 1.0)),
+        (
+            "got scheduler= and schedule=",
+            partial(made, scheduler=StepLR, schedule=lambda epoch: 1.0),
+        ),
         ("gradient_clipping=0.01", partial(made, gradient_clipping=0.01)),
         ("scheduler='cosine': give a class", partial(made, scheduler="cosine")),
         ("unexpected keyword argument 'T_mx'", partial(made, T_mx=2)),
@@ -135,10 +157,13 @@ def test_build_refuses_what_contradicts_itself(name, call, raises):
         call()
 
 
-@pytest.mark.parametrize("scheduler", [StepLR, partial(StepLR, step_size=2), lambda optimizer: None])
+@pytest.mark.parametrize(
+    "scheduler", [StepLR, partial(StepLR, step_size=2), lambda optimizer: None]
+)
 def test_a_scheduler_that_takes_no_t_max_is_refused(scheduler):
     with pytest.raises(
-        TypeError, match=r"^scheduler=.* T_max.*give schedule=.*functools.partial\(StepLR, step_size=10"
+        TypeError,
+        match=r"^scheduler=.* T_max.*give schedule=.*functools.partial\(StepLR, step_size=10",
     ):
         made(scheduler=scheduler)
     made(schedule=partial(StepLR, step_size=10))
@@ -154,7 +179,8 @@ def test_parameters_of_the_optimizer_that_change_after_build_are_not_ignored_in_
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
     change(own)
     with pytest.warns(
-        UserWarning, match=r"ignore that optimizer_parameters, \{'lr': 0.1\} in build, are .* schedule="
+        UserWarning,
+        match=r"ignore that optimizer_parameters, \{'lr': 0.1\} in build, are .* schedule=",
     ):
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
     with warnings.catch_warnings():
@@ -171,9 +197,13 @@ def test_the_scheduler_is_stepped_once_an_epoch():
     trained = encapsulated.fit_synchronous_with_GPU(X, Y, 3, 2, **IN_ORDER)
     encapsulated.model_parameters = trained
     trained = encapsulated.fit_synchronous_with_GPU(X, Y, 3, 3, **IN_ORDER)  # a second fit goes on
-    expected = plain_loop(5, schedule=partial(CosineAnnealingLR, T_max=4, eta_min=0.01), labels=whole(Y).float())
+    expected = plain_loop(
+        5, schedule=partial(CosineAnnealingLR, T_max=4, eta_min=0.01), labels=whole(Y).float()
+    )
     assert_same_bits(state_arrays(trained), state_arrays(expected))
-    assert not torch.equal(trained[0].weight, made().fit_synchronous_with_GPU(X, Y, 3, 5, **IN_ORDER)[0].weight)
+    assert not torch.equal(
+        trained[0].weight, made().fit_synchronous_with_GPU(X, Y, 3, 5, **IN_ORDER)[0].weight
+    )
 
 
 def test_gradient_clipping_is_called_before_each_step():
@@ -184,7 +214,9 @@ def test_gradient_clipping_is_called_before_each_step():
 
 
 def test_gradient_clipping_travels_to_processes(engine):
-    here, there = (made(num_workers=2, gradient_clipping=clip, engine=each) for each in ("serial", engine))
+    here, there = (
+        made(num_workers=2, gradient_clipping=clip, engine=each) for each in ("serial", engine)
+    )
     for each in (here, there):
         each.fit_synchronous_with_GPU(X, Y, 3, 2, **QUIET)
     assert_same_bits(here.trainer.get_parameters(), there.trainer.get_parameters())
@@ -193,7 +225,8 @@ def test_gradient_clipping_travels_to_processes(engine):
 def test_gradient_clipping_is_called_in_the_steps_of_an_entry():
     own = made(gradient_clipping=clip).compss_object[0]
     assert isinstance(own, PytorchDistributed)
-    x, y = whole(X)[:15], CLASSES[:15]
+    x = whole(X)[:15]
+    y = CLASSES[:15]
     trained = own.train_cnn_batch_GPU(mlp(), x, y, 3, False)
     expected = made(gradient_clipping=clip).fit_synchronous_with_GPU(
         Tensor(x, (1, 1)), Tensor(y, (1, 1)), 3, 1, **IN_ORDER
@@ -209,10 +242,14 @@ NUMBERS = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, to
 def trained_with(y, loss=nn.CrossEntropyLoss):
     encapsulated = made(num_workers=2, loss=loss)
     encapsulated.fit_synchronous_with_GPU(X, Tensor(y, (2, 2)), 3, 2, **QUIET)
-    return encapsulated.trainer.get_parameters(), encapsulated.trainer.evaluate(X, Tensor(y, (2, 2)))
+    return encapsulated.trainer.get_parameters(), encapsulated.trainer.evaluate(
+        X, Tensor(y, (2, 2))
+    )
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, partial(nn.CrossEntropyLoss, label_smoothing=0.1)])
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss, partial(nn.CrossEntropyLoss, label_smoothing=0.1)]
+)
 def test_a_class_has_many_forms(loss):
     expected, evaluated = trained_with(CLASSES, loss)
     for dtype in NUMBERS:
@@ -292,7 +329,9 @@ def test_fits_that_return_no_losses_return_the_module(fit):
 
 
 def test_make_validation_false_leaves_the_validation_out():
-    _, returned = curves_of(SYNCHRONOUS, make_validation=False, return_loss=True, x_test=X_TEST, y_test=Y_TEST)
+    _, returned = curves_of(
+        SYNCHRONOUS, make_validation=False, return_loss=True, x_test=X_TEST, y_test=Y_TEST
+    )
     assert [len(each) for each in returned[1:]] == [4, 4, 0, 0]
 
 
@@ -308,7 +347,9 @@ def test_accuracy_in_training_is_that_of_the_outputs_it_trained_on():
             return output
 
     encapsulated = made(net=Counting(6, 3))
-    _, _, training_acc, _, _ = encapsulated.fit_synchronous_with_GPU(X, Y, 3, 2, return_loss=True, **QUIET)
+    _, _, training_acc, _, _ = encapsulated.fit_synchronous_with_GPU(
+        X, Y, 3, 2, return_loss=True, **QUIET
+    )
     epochs = [sum(map(sum, right[start : start + 12])) / 60 for start in (0, 12)]
     assert training_acc == pytest.approx(epochs)
 
@@ -337,12 +378,18 @@ def test_validation_data_has_many_forms(forms):
 @pytest.mark.parametrize(
     ("name", "error", "options"),
     [
-        ("x_test has 60 samples and y_test 59", ValueError, {"x_test": X_TEST, "y_test": CLASSES[1:]}),
+        (
+            "x_test has 60 samples and y_test 59",
+            ValueError,
+            {"x_test": X_TEST, "y_test": CLASSES[1:]},
+        ),
         ("x_test is a ds.array of dislib", TypeError, {"x_test": DsArray(), "y_test": CLASSES}),
         ("y_test is a ds.array of dislib", TypeError, {"x_test": X_TEST, "y_test": DsArray()}),
     ],
 )
-def test_unsuitable_validation_data_are_named_before_the_first_round(name, error, options, fit, raises):
+def test_unsuitable_validation_data_are_named_before_the_first_round(
+    name, error, options, fit, raises
+):
     encapsulated = made()
     with raises(error, name):
         getattr(encapsulated, fit)(X, Y, 3, 1, **options, **QUIET)
@@ -366,7 +413,9 @@ def test_scores_get_classes_or_one_hot_rows_as_the_targets_have(one_hot):
     y = whole(Y) if one_hot else CLASSES.float()
     encapsulated = made()
     options = {"x_test": X_TEST, "y_test": y, "y_test_to_loss": CLASSES, "function_score": score}
-    result = encapsulated.fit_synchronous_with_GPU_train_curves(X, Tensor(y, (2, 2)), 3, 1, **QUIET, **options)
+    result = encapsulated.fit_synchronous_with_GPU_train_curves(
+        X, Tensor(y, (2, 2)), 3, 1, **QUIET, **options
+    )
     assert result[2] == result[4] == [0.25]
     (in_training, of_training), (true, predicted) = seen
     assert sorted(in_training.tolist()) == sorted(true.tolist()) == sorted(y.tolist())
@@ -381,7 +430,8 @@ def test_scores_get_classes_or_one_hot_rows_as_the_targets_have(one_hot):
 
 
 def test_curves_of_a_regression_have_scores_of_the_outputs():
-    x, y = whole(X) / whole(X).abs().max(), CLASSES[:, None].double()
+    x = whole(X) / whole(X).abs().max()
+    y = CLASSES[:, None].double()
     encapsulated = made(net=nn.Linear(6, 1), loss=nn.MSELoss)
     data = {"x_test": x, "y_test": y}
 
@@ -397,7 +447,9 @@ def test_curves_of_a_regression_have_scores_of_the_outputs():
     assert val_errors[-1] == pytest.approx((outputs - y).abs().mean().item(), rel=1e-5)
     assert losses[-1] < losses[0]
     assert errors[-1] < errors[0]
-    _, _, accuracies, _, validated = fit(Tensor(x, (2, 2)), Tensor(y, (2, 2)), 3, 1, **data, **QUIET)
+    _, _, accuracies, _, validated = fit(
+        Tensor(x, (2, 2)), Tensor(y, (2, 2)), 3, 1, **data, **QUIET
+    )
     assert all(map(math.isnan, accuracies + validated))
 
 
@@ -412,12 +464,16 @@ def test_several_outputs_of_a_regression_are_no_classes():
     encapsulated = made(net=nn.Linear(6, 2), loss=nn.MSELoss)
     fit = encapsulated.fit_synchronous_with_GPU_train_curves
     data = {"x_test": X, "y_test": y, **QUIET}
-    net, *_ = fit(Tensor(whole(X) / 100, (2, 2)), Tensor(y, (2, 2)), 3, 1, function_score=score, **data)
+    net, *_ = fit(
+        Tensor(whole(X) / 100, (2, 2)), Tensor(y, (2, 2)), 3, 1, function_score=score, **data
+    )
     true, predicted = seen[-1]
     np.testing.assert_array_equal(true, y)
     np.testing.assert_allclose(predicted, net(whole(X).float()).detach(), rtol=1e-5, atol=1e-6)
     assert seen[0][1].shape == (60, 2)
-    _, _, accuracies, _, validated = fit(Tensor(whole(X) / 100, (2, 2)), Tensor(y, (2, 2)), 3, 1, **data)
+    _, _, accuracies, _, validated = fit(
+        Tensor(whole(X) / 100, (2, 2)), Tensor(y, (2, 2)), 3, 1, **data
+    )
     assert all(map(math.isnan, accuracies + validated))
 
 
@@ -431,7 +487,10 @@ def test_complete_shuffle_is_the_total_shuffle():
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        ((X_TEST, Y_TEST, False, True, True), {"x_test": X_TEST, "y_test": Y_TEST, "return_loss": True}),
+        (
+            (X_TEST, Y_TEST, False, True, True),
+            {"x_test": X_TEST, "y_test": Y_TEST, "return_loss": True},
+        ),
         ((whole(X), Y_TEST, False), {"x_test": X_TEST, "y_test": Y_TEST}),
         ((None, None, False, True, True), {"return_loss": True}),
         ((False, True), {}),
@@ -451,11 +510,25 @@ def test_the_fifth_argument_of_the_asynchronous_fit_tells_the_order(args, named)
     [
         ("the fifth argument of fit_asynchronous_with_GPU is 3", ASYNCHRONOUS, [3], {}),
         ("the fifth argument of fit_asynchronous_with_GPU is 'all'", ASYNCHRONOUS, ["all"], {}),
-        ("it takes shuffle_blocks, shuffle_block_data here", ASYNCHRONOUS, [True, True, X_TEST], {}),
+        (
+            "it takes shuffle_blocks, shuffle_block_data here",
+            ASYNCHRONOUS,
+            [True, True, X_TEST],
+            {},
+        ),
         ("got several values for x_test", ASYNCHRONOUS, [X_TEST], {"x_test": X_TEST}),
-        *(("y_test= needs x_test=", fit, [], {"y_test": Y_TEST}) for fit in (*WITH_LOSSES, *CURVES)),
-        *(("x_test= needs y_test=", fit, [], {"x_test": X_TEST}) for fit in (*WITH_LOSSES, *CURVES)),
-        *(("unexpected keyword argument 'x_tests'", fit, [], {"x_tests": 1}) for fit in (*WITH_LOSSES, *CURVES)),
+        *(
+            ("y_test= needs x_test=", fit, [], {"y_test": Y_TEST})
+            for fit in (*WITH_LOSSES, *CURVES)
+        ),
+        *(
+            ("x_test= needs y_test=", fit, [], {"x_test": X_TEST})
+            for fit in (*WITH_LOSSES, *CURVES)
+        ),
+        *(
+            ("unexpected keyword argument 'x_tests'", fit, [], {"x_tests": 1})
+            for fit in (*WITH_LOSSES, *CURVES)
+        ),
         (
             "x_test= and y_test=, or validation_data=, not both",
             SYNCHRONOUS,
@@ -479,9 +552,13 @@ def test_other_arguments_of_fits_are_refused_by_name(name, fit, args, options, r
 def test_a_misspelt_argument_is_suggested_among_those_of_the_fit(fit):
     suggested = "n_epocs_sync" if "n_epochs" in fit else "num_epochs"
     for made_ in (made(), DistributedTrainer(1, engine="serial")):
-        with pytest.raises(TypeError, match=rf"^{fit}\(\) got an .* 'n_epochs_sync'; did you mean {suggested}\?"):
+        with pytest.raises(
+            TypeError, match=rf"^{fit}\(\) got an .* 'n_epochs_sync'; did you mean {suggested}\?"
+        ):
             getattr(made_, fit)(X, Y, 3, 1, n_epochs_sync=2)
-        with pytest.raises(TypeError, match=rf"^{fit}\(\) got an .* 'calbacks'; did you mean callbacks\?"):
+        with pytest.raises(
+            TypeError, match=rf"^{fit}\(\) got an .* 'calbacks'; did you mean callbacks\?"
+        ):
             getattr(made_, fit)(X, Y, 3, 1, calbacks=())
 
 
@@ -492,7 +569,9 @@ def test_a_misspelt_argument_of_dislib_is_suggested(fit):
         "retrun_loss": "return_loss",
         "xtest": "x_test",
     }.items():
-        with pytest.raises(TypeError, match=rf"^{fit}\(\) got an .* '{wrong}'; did you mean {right}\?"):
+        with pytest.raises(
+            TypeError, match=rf"^{fit}\(\) got an .* '{wrong}'; did you mean {right}\?"
+        ):
             getattr(made(), fit)(X, Y, 3, 1, **{wrong: None})
 
 
@@ -508,12 +587,16 @@ def test_the_trainer_has_none_of_these_arguments():
 
 
 def test_a_helper_that_no_release_has_names_the_one_that_there_is():
-    with pytest.raises(NotImplementedError, match=r"dislib.data.tensor.from_ds_array\(array, shape\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"dislib.data.tensor.from_ds_array\(array, shape\)"
+    ):
         tensor_from_ds_array(np.ones((2, 1)))
 
 
 def test_an_array_of_dislib_is_named():
-    with pytest.raises(TypeError, match=r"x is a ds.array of dislib.*dislib.data.tensor.from_ds_array"):
+    with pytest.raises(
+        TypeError, match=r"x is a ds.array of dislib.*dislib.data.tensor.from_ds_array"
+    ):
         made().fit_synchronous_with_GPU(DsArray(), Y, 3, 1, **QUIET)
 
 

@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from compss_train.integrations.djl import ParameterServer
-from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, serve
+from compss_train.parameter_server import (
+    LocalParameterServer,
+    ParameterServerClosedError,
+    connect,
+    serve,
+)
 
 SGD = {"optimizer": "sgd", "lr": 0.5}
 
@@ -28,14 +33,19 @@ def make(request):
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", [None, SGD])
-def test_gradients_of_all_devices_are_summed_and_every_device_gets_the_value(make, replicas, optimizer):
+def test_gradients_of_all_devices_are_summed_and_every_device_gets_the_value(
+    make, replicas, optimizer
+):
     value = np.arange(6.0).reshape(2, 3)
     grads = [np.full((2, 3), 2.0**number) for number in range(replicas)]
     with make(optimizer) as server:
         assert server.init("weight", [value.copy() for _ in range(replicas)]) is None
         assert server.push("weight", grads, 0) is None
         assert server.push("weight", [torch.from_numpy(grad) for grad in grads], -3) is None
-        weights = [np.empty((2, 3)), *(torch.empty(2, 3, dtype=torch.float64) for _ in range(replicas - 1))]
+        weights = [
+            np.empty((2, 3)),
+            *(torch.empty(2, 3, dtype=torch.float64) for _ in range(replicas - 1)),
+        ]
         assert server.pull("weight", weights, 5) is None
     expected = value + 2 * sum(grads) * (1 if optimizer is None else -0.5)
     for weight in weights:
@@ -45,7 +55,9 @@ def test_gradients_of_all_devices_are_summed_and_every_device_gets_the_value(mak
 def test_arrays_of_other_shapes_are_refused(make):
     with make() as server:
         for value in ([np.zeros(2), np.zeros(3)], [np.zeros(2), np.zeros(2, np.float32)]):
-            with pytest.raises(ValueError, match=r"'w' holds an array of torch.float64 \(2,\), but value\[1\]"):
+            with pytest.raises(
+                ValueError, match=r"'w' holds an array of torch.float64 \(2,\), but value\[1\]"
+            ):
                 server.init("w", value)
         with pytest.raises(ValueError, match="give at least one array"):
             server.init("w", [])

@@ -44,8 +44,16 @@ def test_parameters_have_the_positions_of_the_interface_that_they_follow():
 
 PAIRED = BufferType.SimPairedReservoir
 WRONG = [
-    *((kind, {name: None}, f"{kind.name} requires {name}") for kind, needed in NEEDED.items() for name in needed),
-    (PAIRED, dict.fromkeys(NEEDED[PAIRED]), "per_server_watermark and sweep_size and nb_time_steps"),
+    *(
+        (kind, {name: None}, f"{kind.name} requires {name}")
+        for kind, needed in NEEDED.items()
+        for name in needed
+    ),
+    (
+        PAIRED,
+        dict.fromkeys(NEEDED[PAIRED]),
+        ("per_server_watermark and sweep_size and nb_time_steps"),
+    ),
     *((kind, {"per_server_watermark": 10}, "threshold=10") for kind in list(BufferType)[1:]),
     *(
         (BufferType.FIRO, {name: value}, f"{name}={value!r}")

@@ -1,4 +1,6 @@
-"""The queues of ``make_buffer``: a FIFO against ``queue.Queue``, the tasks of all kinds against a model."""
+"""The queues of ``make_buffer``: a FIFO against ``queue.Queue``, the tasks of all kinds against a
+model.
+"""
 
 import queue
 import threading
@@ -29,7 +31,8 @@ def called(queue_like, name, number):
 
 @given(capacity=st.integers(1, 4), calls=st.lists(st.sampled_from(CALLS), max_size=60))
 def test_a_fifo_is_a_queue(capacity, calls):
-    ours, theirs = melissa.make_buffer(capacity), queue.Queue(capacity)
+    ours = melissa.make_buffer(capacity)
+    theirs = queue.Queue(capacity)
     for number, name in enumerate(calls):
         assert called(ours, name, number) == called(theirs, name, number)
         assert [getattr(ours, name)() for name in ("qsize", "empty", "full")] == [
@@ -53,11 +56,16 @@ def test_words_of_a_queue_count_samples(kind):
 
 
 class Tasks:
-    """A model: what was put, and what each get that is not reported yet has returned for the first time."""
+    """A model: what was put, and what each get that is not reported yet has returned for the first
+    time.
+    """
 
     def __init__(self):
-        self.put, self.returned, self.early = 0, set(), 0
-        self.gets, self.done = deque(), 0
+        self.put = 0
+        self.returned = set()
+        self.early = 0
+        self.gets = deque()
+        self.done = 0
 
     def got(self, numbers):
         new = set(numbers) - self.returned
@@ -85,25 +93,33 @@ def sequence(text):
 
 @pytest.mark.parametrize("kind", ALL)
 @example(calls=sequence("ppppdbdgd"), capacity=4, passes=1, seed=0)  # reported before a batch
-@example(calls=sequence("ppdgggggdddd"), capacity=4, passes=1, seed=0)  # and before new and repeated samples
-@example(calls=sequence("ppppggglgggdddd"), capacity=4, passes=1, seed=0)  # what is loaded was not got
+# And before new and repeated samples.
+@example(calls=sequence("ppdgggggdddd"), capacity=4, passes=1, seed=0)
+# What is loaded was not got.
+@example(calls=sequence("ppppggglgggdddd"), capacity=4, passes=1, seed=0)
 @given(
     calls=st.lists(
-        st.tuples(st.sampled_from(["put", "get", "batch", "done", "load"]), st.integers(1, 4)), max_size=60
+        st.tuples(st.sampled_from(["put", "get", "batch", "done", "load"]), st.integers(1, 4)),
+        max_size=60,
     ),
     capacity=st.integers(4, 8),
     passes=st.integers(1, 2),
     seed=st.integers(0, 9),
 )
 def test_a_sample_is_done_when_it_was_returned_and_reported(kind, calls, capacity, passes, seed):
-    made, model = make(kind, capacity, seed=seed, pseudo_epochs=passes), Tasks()
+    made = make(kind, capacity, seed=seed, pseudo_epochs=passes)
+    model = Tasks()
     for what, size in [*calls, ("over", 0), *[("batch", 4), ("done", 1)] * 20]:
         try:
             if what == "put":
                 made.put_nowait(sample(made, model.put))
                 model.put += 1
             elif what in ("get", "batch"):
-                model.got(numbers(made.get_nowait() if what == "get" else made.get_batch(size, block=False)))
+                model.got(
+                    numbers(
+                        made.get_nowait() if what == "get" else made.get_batch(size, block=False)
+                    )
+                )
             elif what == "done":
                 assert called(made, "task_done", 0) is model.task_done()
             elif what == "load":
@@ -139,7 +155,9 @@ def test_a_join_waits_until_every_sample_was_returned_and_done(kind):
     for each in joining:
         each.result()
     assert made.unfinished_tasks == 0
-    with pytest.raises(ValueError, match=r"task_done\(\) called too many times: all 4 samples put are done"):
+    with pytest.raises(
+        ValueError, match=r"task_done\(\) called too many times: all 4 samples put are done"
+    ):
         made.task_done()
     Thread(made.join).result()
 
@@ -216,7 +234,9 @@ def test_time_steps_without_a_partner_do_not_hold_up_a_join():
 @pytest.mark.parametrize("kind", ALL)
 def test_after_a_join_every_sample_was_processed(kind):
     for seed in range(4):
-        made, processed, lock = make(kind, 12, seed=seed, batch_size=3), [], threading.Lock()
+        made = make(kind, 12, seed=seed, batch_size=3)
+        processed = []
+        lock = threading.Lock()
 
         def produce(first, made=made):
             for number in range(first, first + 4 * STEPS):

@@ -1,6 +1,8 @@
-"""Compiled networks: their own names, one compilation for all copies and batch sizes, and the bits of a plain fit.
+"""Compiled networks: their own names, one compilation for all copies and batch sizes, and the bits
+of a plain fit.
 
-The backend ``eager`` traces the network as ``torch.compile`` does, and runs that with the same kernels.
+The backend ``eager`` traces the network as ``torch.compile`` does, and runs that with the same
+kernels.
 """
 
 import numpy as np
@@ -41,7 +43,9 @@ def step(model, batch, context):
     ids=lambda options: ", ".join(options) or "plain",
 )
 def test_a_compiled_fit_is_the_plain_one(options):
-    """Two rounds, three workers, seven blocks, with dropout and BatchNorm; also evaluated and predicted."""
+    """Two rounds, three workers, seven blocks, with dropout and BatchNorm; also evaluated and
+    predicted.
+    """
     plain, compiled = (trainer_of(compile=value, **options) for value in (False, EAGER))
     for trainer in (plain, compiled):
         fit(trainer, num_epochs=2, validation_data=(X, Y))
@@ -74,7 +78,9 @@ def test_unknown_options_are_refused(value, error, name, raises):
 
 def test_a_network_that_is_compiled_already_is_refused():
     with pytest.raises(ValueError, match=r"_orig_mod.*build\(compile=True\)"):
-        DistributedTrainer(1, engine="serial").build(torch.compile(mlp(), backend="eager"), SGD, "cross_entropy")
+        DistributedTrainer(1, engine="serial").build(
+            torch.compile(mlp(), backend="eager"), SGD, "cross_entropy"
+        )
 
 
 @pytest.mark.slow
@@ -87,4 +93,6 @@ def test_the_default_backend_trains_the_same_within_rounding():
         results.append(fit(trainer, num_epochs=2))
     assert_same_bits(*results[:2])
     # Two epochs of at most three blocks a worker, of two batches.
-    assert_close(results[0], results[2], sgd_error(np.float32, 12, SGD["lr"], samples=6, momentum=0.9))
+    assert_close(
+        results[0], results[2], sgd_error(np.float32, 12, SGD["lr"], samples=6, momentum=0.9)
+    )

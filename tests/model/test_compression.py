@@ -16,7 +16,9 @@ LARGEST = {np.float16: 6e4, np.float32: 1e38, np.float64: 1e38}
 
 @st.composite
 def trainings(draw, largest=1.0, least_rounds=1):
-    """Draw arrays before and after each of some rounds, of one type; with zeros, denormals and huge values."""
+    """Draw arrays before and after each of some rounds, of one type; with zeros, denormals and huge
+    values.
+    """
     dtype = draw(st.sampled_from(list(LARGEST)))
     bound = dtype(draw(st.sampled_from([1e-42, 1.0, LARGEST[dtype]])) * largest)
     width = 8 * np.dtype(dtype).itemsize
@@ -35,15 +37,21 @@ def decoded(change):
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(rounds=trainings())
 def test_error_feedback_loses_nothing_in_sum(dtype, rounds):
-    """Σ sent + the last error = Σ changes, but for three roundings a round of sums of at most two changes."""
-    sent, error = np.zeros((2, 3)), None
+    """Σ sent + the last error = Σ changes, but for three roundings a round of sums of at most two
+    changes.
+    """
+    sent = np.zeros((2, 3))
+    error = None
     for before, after in rounds:
         change, error = compress(before, after, dtype, error)
         assert (change.shape, change.dtype) == (after.shape, after.dtype)
         sent += decoded(change)
     changes = [wide(after) - wide(before) for before, after in rounds]
     largest = max(np.abs(change).max() for change in changes)
-    bound = 3 * len(rounds) * np.finfo(error.dtype).eps * 2 * largest + len(rounds) * np.finfo(error.dtype).tiny
+    bound = (
+        3 * len(rounds) * np.finfo(error.dtype).eps * 2 * largest
+        + len(rounds) * np.finfo(error.dtype).tiny
+    )
     np.testing.assert_allclose(sent + error, sum(changes), rtol=0, atol=bound)
 
 
@@ -83,7 +91,9 @@ counts = st.integers(1, 2**20)
 )
 def test_means_of_positive_values_as_bf16_are_not_negative(kind, base, workers):
     start = {"v": base.astype(kind)}
-    versions = [compress_arrays(start, {"v": array.astype(kind)}, ["v"], "bf16")[0] for array, _ in workers]
+    versions = [
+        compress_arrays(start, {"v": array.astype(kind)}, ["v"], "bf16")[0] for array, _ in workers
+    ]
     numbers = [count for _, count in workers]
     items = weighted(versions, numbers)
     for merged in (mean(items, start), mean([partial_sum(items)], start)):

@@ -48,7 +48,9 @@ KINDS = {
 
 def net_of(kind):
     torch.manual_seed(7)
-    return nn.Sequential(KINDS[kind](nn.Linear(6, 6)), nn.BatchNorm1d(6), nn.ReLU(), KINDS[kind](nn.Linear(6, 3)))
+    return nn.Sequential(
+        KINDS[kind](nn.Linear(6, 6)), nn.BatchNorm1d(6), nn.ReLU(), KINDS[kind](nn.Linear(6, 3))
+    )
 
 
 def outputs(net):
@@ -80,7 +82,9 @@ def test_one_worker_is_the_plain_loop(engine, kind):
     trainer.build(net, ADAM, "cross_entropy")
     still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
     ours = trainer.fit(*blocked(X, Y, 3), num_batches_per_worker=4, num_epochs=3, **still)
-    plain = plain_loop(copy_network(net), lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 3, 4, 3, seed=5)
+    plain = plain_loop(
+        copy_network(net), lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 3, 4, 3, seed=5
+    )
     assert_same_bits(ours, plain)
     assert trainer.predict(X).tobytes() == outputs(trainer.model())
 

@@ -12,8 +12,14 @@ from compss_train.model.devices import RandomState, random_state
 
 
 def draws():
-    """Draw from each generator; an odd number of normal variates leaves one in numpy's and Python's generators."""
-    return [torch.rand(3).tolist(), np.random.normal(size=3).tolist(), [random.gauss(0, 1) for _ in range(3)]]
+    """Draw from each generator; an odd number of normal variates leaves one in numpy's and Python's
+    generators.
+    """
+    return [
+        torch.rand(3).tolist(),
+        np.random.normal(size=3).tolist(),
+        [random.gauss(0, 1) for _ in range(3)],
+    ]
 
 
 OPERATIONS = {
@@ -42,7 +48,11 @@ def test_a_state_is_captured_whatever_the_one_before_was(own_generator, drawn, f
     OPERATIONS[second]()
     captured = RandomState.capture("cpu", before)
     np.testing.assert_equal(captured.numpy, np.random.get_state(legacy=False))
-    if "another generator" not in (first, second) and second == "nothing" and not captured.numpy["has_gauss"]:
+    if (
+        "another generator" not in (first, second)
+        and second == "nothing"
+        and not captured.numpy["has_gauss"]
+    ):
         assert captured.numpy is before.numpy
 
 

@@ -1,4 +1,6 @@
-"""The laws of weights: a sample with weight n counts as n such samples; class weights are those of torch."""
+"""The laws of weights: a sample with weight n counts as n such samples; class weights are those of
+torch.
+"""
 
 from functools import partial
 
@@ -10,7 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.losses import LOSSES, TrainingLoss, check_class_weight, check_weightable, class_weights
+from compss_train.model.losses import (
+    LOSSES,
+    TrainingLoss,
+    check_class_weight,
+    check_weightable,
+    class_weights,
+)
 from tests.helpers.models import named
 from tests.helpers.tolerances import sum_error
 
@@ -70,7 +78,11 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "loss"), CASES, ids=named)
 @settings(max_examples=8)
-@given(weights=st.lists(st.integers(0, 3), min_size=1, max_size=8), column=st.booleans(), seed=st.integers(0, 99))
+@given(
+    weights=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    column=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_a_weight_is_the_number_of_times_a_sample_counts(kind, loss, weights, column, seed):
     torch.manual_seed(seed)
     check_weightable(loss)
@@ -93,7 +105,8 @@ def test_a_weight_is_the_number_of_times_a_sample_counts(kind, loss, weights, co
 @pytest.mark.parametrize(("kind", "loss"), CASES, ids=named)
 def test_without_weights_it_is_the_loss_itself(kind, loss):
     output, target = data(kind, 5)
-    ours, theirs = TrainingLoss(loss)(output, target), loss(output, target)
+    ours = TrainingLoss(loss)(output, target)
+    theirs = loss(output, target)
     assert torch.equal(ours, theirs)
     assert torch.equal(*(torch.autograd.grad(value, output)[0] for value in (ours, theirs)))
 
@@ -129,7 +142,10 @@ def third(output, target, scale=2.0):
         (partial(mean_only), "the loss partial returns one number for a batch"),
         (torch.dist, "returns one number for a batch"),
         (nn.PairwiseDistance(), "the loss PairwiseDistance returns one number"),
-        (nn.MSELoss(reduction="sum"), "the loss MSELoss has reduction='sum'; a weighted loss must have 'mean'"),
+        (
+            nn.MSELoss(reduction="sum"),
+            ("the loss MSELoss has reduction='sum'; a weighted loss must have 'mean'"),
+        ),
         (partial(functional.mse_loss, reduction="sum"), "has reduction='sum'"),
         (nn.CrossEntropyLoss(torch.ones(3)), "the loss CrossEntropyLoss has its own weights"),
         (partial(functional.cross_entropy, weight=torch.ones(3)), "has its own weights"),
@@ -145,7 +161,9 @@ def test_a_loss_that_ignores_reduction_none_is_an_error():
     def stubborn(output, target, reduction="mean"):
         return (output - target).mean()
 
-    with pytest.raises(ValueError, match=r"reduction='none' returned a tensor of shape \(\) for 2 samples"):
+    with pytest.raises(
+        ValueError, match=r"reduction='none' returned a tensor of shape \(\) for 2 samples"
+    ):
         TrainingLoss(stubborn)(torch.rand(2, 3), torch.rand(2, 3), torch.ones(2))
 
 
@@ -161,7 +179,8 @@ WEIGHTS = torch.tensor(CLASSES, dtype=torch.float64)
 )
 def test_class_indices_are_weighted_as_in_torch(samples, pixels, ignored, seed):
     torch.manual_seed(seed)
-    output, target = torch.randn(samples, 3, *pixels), torch.randint(3, (samples, *pixels))
+    output = torch.randn(samples, 3, *pixels)
+    target = torch.randint(3, (samples, *pixels))
     target[torch.rand(target.shape) < 0.2] = ignored
     theirs = nn.CrossEntropyLoss(WEIGHTS.float(), ignore_index=ignored)(output, target)
     ours = TrainingLoss(nn.CrossEntropyLoss(ignore_index=ignored), CLASSES)(output, target)
@@ -172,7 +191,8 @@ def test_class_indices_are_weighted_as_in_torch(samples, pixels, ignored, seed):
 @pytest.mark.parametrize("form", ["indices", "column", "bytes", "one-hot"])
 def test_named_losses_and_every_form_of_targets(name, form):
     torch.manual_seed(0)
-    logits, target = torch.randn(9, 3), torch.arange(9) % 3
+    logits = torch.randn(9, 3)
+    target = torch.arange(9) % 3
     expected = nn.CrossEntropyLoss(WEIGHTS.float())(logits, target)
     output = logits if name == "cross_entropy" else logits.softmax(dim=1)
     form = {
@@ -187,10 +207,13 @@ def test_named_losses_and_every_form_of_targets(name, form):
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_probabilities_of_one_of_two_classes(shape, dtype):
-    output, target = torch.rand(4, 1), torch.tensor([0, 1, 1, 0]).reshape(shape).to(dtype)
+    output = torch.rand(4, 1)
+    target = torch.tensor([0, 1, 1, 0]).reshape(shape).to(dtype)
     weights = class_weights(torch.tensor([2.0, 5.0], dtype=torch.float64), output, target)
     assert weights.flatten().tolist() == [2, 5, 5, 2]
-    losses = functional.binary_cross_entropy(output.flatten(), target.flatten().float(), reduction="none")
+    losses = functional.binary_cross_entropy(
+        output.flatten(), target.flatten().float(), reduction="none"
+    )
     expected = (losses * weights.flatten()).sum() / 14
     ours = TrainingLoss(LOSSES["bce"], (2.0, 5.0))(output, target)
     assert ours.item() == pytest.approx(expected.item(), rel=ROUNDING)
@@ -199,10 +222,22 @@ def test_probabilities_of_one_of_two_classes(shape, dtype):
 @pytest.mark.parametrize(
     ("output", "target", "name"),
     [
-        (torch.rand(2, 3), torch.tensor([0, 3]), "class_weight has 3 classes, and targets go from 0 to 3"),
+        (
+            torch.rand(2, 3),
+            torch.tensor([0, 3]),
+            ("class_weight has 3 classes, and targets go from 0 to 3"),
+        ),
         (torch.rand(2, 2), torch.tensor([0, 1]), "3 classes, and the network outputs of (2, 2)"),
-        (torch.rand(2, 3), torch.tensor([-1, 1]), "class_weight has 3 classes, and targets go from -1 to 1"),
-        (torch.rand(2, 3), torch.rand(2), "but targets of torch.float32 (2,) have no classes for outputs (2, 3)"),
+        (
+            torch.rand(2, 3),
+            torch.tensor([-1, 1]),
+            ("class_weight has 3 classes, and targets go from -1 to 1"),
+        ),
+        (
+            torch.rand(2, 3),
+            torch.rand(2),
+            ("but targets of torch.float32 (2,) have no classes for outputs (2, 3)"),
+        ),
         (torch.rand(2, 4), torch.rand(2, 4), "targets of torch.float32 (2, 4) have no classes"),
     ],
 )

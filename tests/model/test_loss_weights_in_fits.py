@@ -1,4 +1,6 @@
-"""Weights in fits: they stay with their samples on every way to a model copy, and do what they should there."""
+"""Weights in fits: they stay with their samples on every way to a model copy, and do what they
+should there.
+"""
 
 import numpy as np
 import pytest
@@ -47,8 +49,11 @@ WAYS = {
 
 def step(model, batch, context):
     """A step that wants each sample's weight to be twice its number."""
-    x, target = batch[0], batch[-1]
-    if context.weight.numel() != len(target) or not torch.equal(context.weight.flatten(), 2 * target[:, 0]):
+    x = batch[0]
+    target = batch[-1]
+    if context.weight.numel() != len(target) or not torch.equal(
+        context.weight.flatten(), 2 * target[:, 0]
+    ):
         raise ValueError(f"{target[:, 0].tolist()} came with weights {context.weight.tolist()}")
     return model(x).mean() * 0
 
@@ -56,17 +61,25 @@ def step(model, batch, context):
 def check_conserved(engine, x, way, y=None, sample_weight=None):
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     trainer.build(nn.Linear(1, 1), SGD, training_step=step)
-    trainer.fit(x, y, num_epochs=2, batch_size=5, sample_weight=sample_weight, progress=False, **WAYS[way])
+    trainer.fit(
+        x, y, num_epochs=2, batch_size=5, sample_weight=sample_weight, progress=False, **WAYS[way]
+    )
     assert sum(record["samples"] for record in trainer.history) == 2 * SAMPLES
     return trainer
 
 
 @pytest.mark.parametrize(("way", "where"), each_value(list(WAYS), ["serial", "moving", "local"]))
 def test_a_weight_stays_with_its_sample(shared_local, where, way):
-    engine = {"serial": SerialEngine, "moving": CopyingEngine, "local": lambda: shared_local}[where]()
+    engine = {"serial": SerialEngine, "moving": CopyingEngine, "local": lambda: shared_local}[
+        where
+    ]()
     x, weight = blocked(NUMBERS, 2 * NUMBERS[:, 0].astype(np.float64), 7)
     check_conserved(
-        engine, x, way, BlockedTensor.from_array(NUMBERS, (7, 1)) if where != "moving" else None, weight
+        engine,
+        x,
+        way,
+        BlockedTensor.from_array(NUMBERS, (7, 1)) if where != "moving" else None,
+        weight,
     )
 
 
@@ -84,7 +97,8 @@ def test_a_weight_stays_with_its_sample_in_files(tmp_path, way, form):
         for number, block in enumerate(np.array_split(array, 7)):
             np.save(tmp_path / f"{name}{number}.npy", block)
     x, y, weight = (
-        BlockedTensor.from_files(tmp_path / f"{name}*.npy") if name in (*arrays, "w") else None for name in "xyw"
+        BlockedTensor.from_files(tmp_path / f"{name}*.npy") if name in (*arrays, "w") else None
+        for name in "xyw"
     )
     check_conserved("serial", x, way, y, weight)
 
@@ -96,22 +110,34 @@ WEIGHT = np.random.default_rng(1).uniform(0, 2, SAMPLES).astype(np.float32)
 def test_class_weights_equal_those_of_torch_in_a_plain_loop(engine):
     weights = [0.5, 1.0, 4.0]
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-    net, x = awkward_net().double(), X.astype(np.float64)
+    net = awkward_net().double()
+    x = X.astype(np.float64)
     trainer.build(net, ADAM, "cross_entropy", class_weight=weights)
-    options = {"num_epochs": 3, "num_batches_per_worker": 3, "progress": False, **WAYS["blocks in order"]}
+    options = {
+        "num_epochs": 3,
+        "num_batches_per_worker": 3,
+        "progress": False,
+        **WAYS[("blocks in order")],
+    }
     ours = trainer.fit(*blocked(x, Y, 4), **options)
     loss = nn.CrossEntropyLoss(torch.tensor(weights, dtype=torch.float64))
-    plain = plain_loop(net, lambda p: torch.optim.Adam(p, lr=0.01), x, Y, 4, 3, 3, seed=3, loss=loss)
+    plain = plain_loop(
+        net, lambda p: torch.optim.Adam(p, lr=0.01), x, Y, 4, 3, 3, seed=3, loss=loss
+    )
     assert_close(ours, plain, adam_error(np.float64, 36, 0.01, samples=4))
 
 
 def test_losses_of_batches_have_weights_and_evaluation_has_none():
-    net, classes, still = mlp(), [0.5, 1.0, 4.0], {"optimizer": "sgd", "lr": 0.0}
+    net = mlp()
+    classes = [0.5, 1.0, 4.0]
+    still = {"optimizer": "sgd", "lr": 0.0}
     trainer = DistributedTrainer(1, engine="serial", seed=0)
     trainer.build(net, still, "cross_entropy", class_weight=classes)
     options = {"validation_data": (X, Y), "progress": False, **WAYS["blocks in order"]}
     trainer.fit(X, Y, num_epochs=1, batch_size=20, sample_weight=WEIGHT, **options)
-    total, logits, y = 0.0, net(torch.from_numpy(X)), torch.from_numpy(Y)
+    total = 0.0
+    logits = net(torch.from_numpy(X))
+    y = torch.from_numpy(Y)
     for batch in np.array_split(np.arange(SAMPLES), 3):
         weights = torch.from_numpy(WEIGHT[batch]) * torch.tensor(classes)[y[batch]]
         losses = nn.functional.cross_entropy(logits[batch], y[batch], reduction="none")
@@ -129,11 +155,19 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
         (np.ones(5), ValueError, "sample_weight has 5 rows for 47 samples"),
         (np.ones((SAMPLES, 2)), ValueError, "sample_weight has the shape (2,) for each sample"),
         (-WEIGHT, ValueError, "numbers in block 0"),
-        (np.where(np.arange(SAMPLES) == 40, np.nan, 1), ValueError, "sample_weight has negative, NaN"),
+        (
+            np.where(np.arange(SAMPLES) == 40, np.nan, 1),
+            ValueError,
+            ("sample_weight has negative, NaN"),
+        ),
         (WEIGHT + 1j, ValueError, "sample_weight has negative, NaN"),
         (3.0, ValueError, "a scalar"),
         (["a"] * SAMPLES, TypeError, "torch cannot hold dtype <U1"),
-        (BlockedTensor.from_array(WEIGHT, (6, 1)), ValueError, "(7, 1) blocks and sample_weight one of"),
+        (
+            BlockedTensor.from_array(WEIGHT, (6, 1)),
+            ValueError,
+            ("(7, 1) blocks and sample_weight one of"),
+        ),
         (
             BlockedTensor([[WEIGHT[i : i + 7]] for i in range(0, 47, 7)]),
             ValueError,
@@ -156,7 +190,8 @@ def test_wrong_weights_in_files_are_found_before_any_task(tmp_path):
     with pytest.raises(ValueError, match="has no array 'w' for weight, it has 'x', 'y'"):
         trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), **options)
     with pytest.raises(
-        ValueError, match=r"'x' in .* has the shape \(6,\) for each sample; give one number per sample"
+        ValueError,
+        match=r"'x' in .* has the shape \(6,\) for each sample; give one number per sample",
     ):
         trainer.fit(FileDataset(tmp_path / "*.npz", weight="x"), **options)
     with pytest.raises(

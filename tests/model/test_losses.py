@@ -18,7 +18,9 @@ CE = functional.cross_entropy(LOGITS, INDICES)
 
 @pytest.mark.parametrize("name", ["cross_entropy", "ce", "softmax_cross_entropy"])
 @pytest.mark.parametrize(
-    "target", [INDICES, INDICES.to(torch.uint8), INDICES.int()[:, None], ONE_HOT, ONE_HOT.double()], ids=str
+    "target",
+    [INDICES, INDICES.to(torch.uint8), INDICES.int()[:, None], ONE_HOT, ONE_HOT.double()],
+    ids=str,
 )
 def test_cross_entropy_takes_logits_with_indices_or_soft_targets(name, target):
     assert LOSSES[name](LOGITS, target).item() == pytest.approx(CE.item(), rel=ROUNDING)
@@ -44,7 +46,8 @@ def test_mean_squared_error(name):
 
 @pytest.mark.parametrize("name", ["bce", "binary_cross_entropy"])
 def test_binary_cross_entropy_takes_probabilities(name):
-    p, target = PROBABILITIES[:, :1], INDICES % 2
+    p = PROBABILITIES[:, :1]
+    target = INDICES % 2
     expected = functional.binary_cross_entropy(p[:, 0], target.float()).item()
     assert LOSSES[name](p, target).item() == pytest.approx(expected, rel=ROUNDING)
     with torch.autocast("cpu", torch.bfloat16):
@@ -66,7 +69,9 @@ def test_cross_entropy_of_a_single_output_is_an_error():
 
 
 def test_targets_of_other_shapes_are_errors():
-    with pytest.raises(ValueError, match=r"targets of torch.float32 \(7,\) do not match outputs \(7, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"targets of torch.float32 \(7,\) do not match outputs \(7, 4\)"
+    ):
         LOSSES["ce"](LOGITS, INDICES.float())
     with pytest.raises(ValueError, match=r"targets have shape \(7,\) and outputs \(7, 4\)"):
         LOSSES["mse"](LOGITS, INDICES)
@@ -77,9 +82,13 @@ def test_only_dimensions_of_1_may_differ(name):
     """Reshaped to (n, 3, 4, 4), targets (n, 4, 4, 3) would have their channels and pixels mixed."""
     output = torch.rand(5, 3, 4, 4)
     for shape in [(5, 4, 4, 3), (5, 48), (240,), (15, 1, 4, 4), (5, 3, 16)]:
-        with pytest.raises(ValueError, match=rf"targets have shape \({shape[0]}.* only dimensions of 1 may differ"):
+        with pytest.raises(
+            ValueError, match=rf"targets have shape \({shape[0]}.* only dimensions of 1 may differ"
+        ):
             LOSSES[name](output, torch.ones(shape))
-    expected = pytest.approx(LOSSES[name](output, torch.ones(5, 3, 4, 4)).item(), rel=sum_error(np.float32, 240))
+    expected = pytest.approx(
+        LOSSES[name](output, torch.ones(5, 3, 4, 4)).item(), rel=sum_error(np.float32, 240)
+    )
     for shape in [(5, 1, 3, 4, 4), (5, 3, 4, 4, 1), (5, 3, 1, 4, 1, 4)]:
         assert LOSSES[name](output, torch.ones(shape)).item() == expected
         assert LOSSES[name](output.reshape(shape), torch.ones(5, 3, 4, 4)).item() == expected
@@ -91,7 +100,9 @@ def test_names_classes_and_callables():
 
     assert resolve_function("loss", own, LOSSES) is own
     assert isinstance(resolve_function("loss", nn.L1Loss, LOSSES), nn.L1Loss)
-    with pytest.raises(ValueError, match="unknown loss 'crossentropy'; choose one of mean_squared_error, mse"):
+    with pytest.raises(
+        ValueError, match=("unknown loss 'crossentropy'; choose one of mean_squared_error, mse")
+    ):
         resolve_function("loss", "crossentropy", LOSSES)
     with pytest.raises(ValueError, match=r"or pass a callable; did you mean cross_entropy\?"):
         resolve_function("loss", "crossentropy", LOSSES)
@@ -101,5 +112,7 @@ def test_names_classes_and_callables():
 
 @pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])
 def test_outputs_that_are_not_probabilities_are_errors(outputs):
-    with pytest.raises(ValueError, match="are not probabilities; end the network with a softmax, or use the loss"):
+    with pytest.raises(
+        ValueError, match=("are not probabilities; end the network with a softmax, or use the loss")
+    ):
         categorical_cross_entropy(torch.tensor(outputs), torch.tensor([1]))

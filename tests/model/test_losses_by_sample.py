@@ -16,7 +16,11 @@ CASES = [
     (LOSSES["bce"], torch.rand(6, 1), torch.randint(0, 2, (6, 1)).float()),
     (nn.CrossEntropyLoss(), torch.randn(6, 3, 4, 5), torch.randint(0, 3, (6, 4, 5))),
     (nn.CrossEntropyLoss(ignore_index=1), torch.randn(6, 3, 4, 5), torch.randint(0, 3, (6, 4, 5))),
-    (LOSSES["ce"], torch.randn(6, 3, 7), torch.randint(0, 3, (6, 7)).masked_fill(torch.rand(6, 7) < 0.4, -100)),
+    (
+        LOSSES["ce"],
+        torch.randn(6, 3, 7),
+        torch.randint(0, 3, (6, 7)).masked_fill(torch.rand(6, 7) < 0.4, -100),
+    ),
 ]
 
 
@@ -34,9 +38,12 @@ def test_a_sample_in_which_all_is_ignored_has_no_loss():
 
 
 def test_weights_of_classes_do_not_count_and_half_precision_is_summed_in_single():
-    output, target = torch.randn(5, 3), torch.tensor([0, 1, 2, 2, 1])
+    output = torch.randn(5, 3)
+    target = torch.tensor([0, 1, 2, 2, 1])
     weighted = TrainingLoss(LOSSES["ce"], (1.0, 100.0, 3.0))
-    assert torch.equal(weighted.by_sample(output, target), TrainingLoss(LOSSES["ce"]).by_sample(output, target))
+    assert torch.equal(
+        weighted.by_sample(output, target), TrainingLoss(LOSSES["ce"]).by_sample(output, target)
+    )
     ones = torch.ones(2, 70_000, dtype=torch.float16)
     assert TrainingLoss(nn.MSELoss()).by_sample(ones, 0 * ones).tolist() == [1.0, 1.0]
 
@@ -48,7 +55,8 @@ def mean_only(output, target):
 def test_a_loss_without_one_is_an_error(raises):
     elementwise(nn.MSELoss())
     with raises(
-        ValueError, "the loss mean_only returns one number for a batch, and weights and samplers of inputs"
+        ValueError,
+        ("the loss mean_only returns one number for a batch, and weights and samplers of inputs"),
     ):
         elementwise(mean_only)
     whole = lambda output, target, reduction="mean": mean_only(output, target)  # noqa: E731

@@ -24,7 +24,11 @@ GIVEN = [
     ("adamax", {"beta_1": 0.5, "beta_2": 0.6}, {"betas": (0.5, 0.6)}),
     ("rmsprop", {"rho": 0.7}, {"alpha": 0.7}),
     ("adadelta", {"rho": 0.7, "epsilon": 0.1}, {"eps": 0.1}),
-    ("nadam", {"schedule_decay": 0.01, "beta_2": 0.7}, {"momentum_decay": 0.01, "betas": (0.9, 0.7)}),
+    (
+        "nadam",
+        {"schedule_decay": 0.01, "beta_2": 0.7},
+        {"momentum_decay": 0.01, "betas": (0.9, 0.7)},
+    ),
     ("adagrad", {"epsilon": 0.3}, {"eps": 0.3}),
     ("adam", {"betas": [0.5, 0.9], "eps": 0.1}, {"betas": (0.5, 0.9)}),
     ("adamw", {"beta_1": 0.5, "eps": 0.1, "weight_decay": 0.2}, {"betas": (0.5, 0.999)}),
@@ -45,7 +49,11 @@ def test_names_stand_for_torch_classes_with_their_defaults(name):
 @pytest.mark.parametrize(("name", "given", "torchs"), GIVEN)
 def test_parameters_have_torchs_names_or_eddls(name, given, torchs):
     made = optimizer_factory({"optimizer": name, "lr": 0.03, **given})(mlp().parameters())
-    same = {key: value for key, value in given.items() if key not in {*RENAMED, *torchs} and key in made.defaults}
+    same = {
+        key: value
+        for key, value in given.items()
+        if key not in {*RENAMED, *torchs} and key in made.defaults
+    }
     for key, value in {**same, **torchs}.items():
         assert made.defaults[key] == value
 
@@ -84,9 +92,17 @@ def test_classes_and_callables_are_accepted_and_can_be_pickled():
         ({"lr": 0.1}, ValueError, "no 'optimizer' in the dict"),
         ({"optimizer": "sgd"}, ValueError, "'sgd' needs a learning rate"),
         ({"optimizer": "sgd", "lr": 0.1, "rho": 1}, ValueError, "; it takes lr, momentum"),
-        ({"optimizer": "sgd", "lr": "0.1"}, ValueError, "'sgd' takes numbers, and lr='0.1' is a string"),
+        (
+            {"optimizer": "sgd", "lr": "0.1"},
+            ValueError,
+            ("'sgd' takes numbers, and lr='0.1' is a string"),
+        ),
         ("sgd", TypeError, "optimizer='sgd' is neither a dict nor a callable"),
-        (torch.optim.SGD([torch.ones(1)], lr=0.1), TypeError, "optimizer=<SGD> is neither a dict nor a callable"),
+        (
+            torch.optim.SGD([torch.ones(1)], lr=0.1),
+            TypeError,
+            ("optimizer=<SGD> is neither a dict nor a callable"),
+        ),
         (None, TypeError, "neither a dict nor a callable"),
     ],
 )

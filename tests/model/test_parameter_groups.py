@@ -1,4 +1,6 @@
-"""Groups of parameters are those that the same torch code would make; every form trains the same bits."""
+"""Groups of parameters are those that the same torch code would make; every form trains the same
+bits.
+"""
 
 import pytest
 import torch
@@ -46,11 +48,14 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_a_plain_loop(form):
-    net, own = mlp(), mlp()
+    net = mlp()
+    own = mlp()
     trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
     trainer.build(net, FORMS[form](net), "cross_entropy")
     before = state_arrays(net)
-    trained = trainer.fit(X, Y, num_epochs=3, batch_size=20, shuffle=None, shuffle_block_data=False, progress=False)
+    trained = trainer.fit(
+        X, Y, num_epochs=3, batch_size=20, shuffle=None, shuffle_block_data=False, progress=False
+    )
     assert_same_bits(state_arrays(net), before)
     optimizer = FORMS["instance"](own)
     with intra_op_threads(1):
@@ -69,7 +74,12 @@ def test_options_of_overlapping_patterns_are_merged_in_order():
     groups = {"0.*": {"lr": 0.2, "beta_1": 0.5}, "*.bias": {"weight_decay": 0.0, "lr": 0.3}}
     spec = {"optimizer": "adam", "lr": 0.1, "beta_2": 0.8, "weight_decay": 0.01, "groups": groups}
     found = {
-        group.get("name"): (group["lr"], group["weight_decay"], group["betas"], len(group["params"]))
+        group.get("name"): (
+            group["lr"],
+            group["weight_decay"],
+            group["betas"],
+            len(group["params"]),
+        )
         for group in make_optimizer(net_optimizer(spec, net), net).param_groups
     }
     assert found == {
@@ -79,7 +89,9 @@ def test_options_of_overlapping_patterns_are_merged_in_order():
         "0+bias": (0.3, 0.0, (0.5, 0.8), 1),
     }
     schedule = make_schedule(lambda epoch: 0.5**epoch, net, net_optimizer(spec, net))
-    assert schedule.rates(1) == pytest.approx({"lr": 0.05, "lr/0": 0.1, "lr/bias": 0.15, "lr/0+bias": 0.15})
+    assert schedule.rates(1) == pytest.approx(
+        {"lr": 0.05, "lr/0": 0.1, "lr/bias": 0.15, "lr/0+bias": 0.15}
+    )
 
 
 def test_frozen_parameters_are_left_out():
@@ -100,10 +112,22 @@ def test_frozen_parameters_are_left_out():
 @pytest.mark.parametrize(
     ("spec", "error", "name"),
     [
-        ({**ADAMW, "groups": {"layer4": {"lr": 1}}}, ValueError, "'layer4', which matches no trained parameter;"),
-        ({**ADAMW, "groups": {"2": {"momentum": 1}}}, ValueError, "option 'momentum'; AdamW has lr, betas"),
+        (
+            {**ADAMW, "groups": {"layer4": {"lr": 1}}},
+            ValueError,
+            ("'layer4', which matches no trained parameter;"),
+        ),
+        (
+            {**ADAMW, "groups": {"2": {"momentum": 1}}},
+            ValueError,
+            ("option 'momentum'; AdamW has lr, betas"),
+        ),
         ({**ADAMW, "groups": ["2"]}, TypeError, "give options by pattern"),
-        (torch.optim.SGD(mlp().parameters(), lr=1), ValueError, "other parameters than those of the network"),
+        (
+            torch.optim.SGD(mlp().parameters(), lr=1),
+            ValueError,
+            ("other parameters than those of the network"),
+        ),
     ],
 )
 def test_wrong_groups_are_errors_of_build(spec, error, name, raises):

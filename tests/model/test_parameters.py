@@ -27,7 +27,8 @@ def version(array):
 @given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
 def test_deltas_commute_and_add_up_to_the_average(arrays, data):
     base, first, second = map(version, arrays)
-    a, b = data.draw(counts), data.draw(counts)
+    a = data.draw(counts)
+    b = data.draw(counts)
     steps = [(first, a), (second, b)]
 
     def run(order, buffers):
@@ -41,7 +42,8 @@ def test_deltas_commute_and_add_up_to_the_average(arrays, data):
     scale = max(1.0, *(np.abs(array).max() for array in arrays))
     for order in (steps, steps[::-1]):
         for buffers in ((), ("w",)):
-            # Two updates, each rounded to single precision; before, one may be three times as large as the arrays.
+            # Two updates, each rounded to single precision; before, one may be three times as large
+            # as the arrays.
             assert_close(run(order, buffers), expected, sum_error(np.float32, 2, 3 * scale))
 
 
@@ -56,7 +58,8 @@ def test_merged_variances_stay_positive_however_stale_the_bases(data):
 
 
 def test_bfloat16_is_stored_as_float32_and_restored_exactly():
-    source, target = mlp().bfloat16(), mlp().bfloat16()
+    source = mlp().bfloat16()
+    target = mlp().bfloat16()
     nn.init.normal_(source[0].weight)
     arrays = params.from_module(source)
     assert arrays["0.weight"].dtype == np.float32
@@ -68,7 +71,9 @@ def test_names_and_shapes_must_agree():
     arrays = params.from_module(mlp())
     with pytest.raises(ValueError, match=r"\['0.bias'\] are missing in the parameters"):
         params.load_into(mlp(), {name: array for name, array in arrays.items() if name != "0.bias"})
-    with pytest.raises(ValueError, match=r"\['extra'\] are missing in the parameters, or are not in the network"):
+    with pytest.raises(
+        ValueError, match=r"\['extra'\] are missing in the parameters, or are not in the network"
+    ):
         params.load_into(mlp(), {**arrays, "extra": np.zeros(1)})
     with pytest.raises(ValueError, match=r"'0.bias' has shape \(2,\), but \(16,\) in the network"):
         params.load_into(mlp(), {**arrays, "0.bias": np.zeros(2)})
@@ -111,13 +116,16 @@ def test_the_error_of_a_damaged_file_names_it(tmp_path, suffix, content):
     path = tmp_path / f"it{suffix}"
     params.save(path, {"a": np.ones(1000)})
     path.write_bytes(path.read_bytes()[:500] if content is None else content)
-    with pytest.raises(BadFileError, match=rf"it\{suffix} is damaged, or not a file of parameters: "):
+    with pytest.raises(
+        BadFileError, match=rf"it\{suffix} is damaged, or not a file of parameters: "
+    ):
         params.load(path)
 
 
 @given(st.sampled_from([".safetensors", ".npz"]), st.data())
 def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, suffix, draw):
-    path, arrays = tmp_path / f"p{suffix}", params.from_module(awkward_net())
+    path = tmp_path / f"p{suffix}"
+    arrays = params.from_module(awkward_net())
     params.save(path, arrays)
     content = bytearray(path.read_bytes())
     bit = draw.draw(st.integers(0, 8 * len(content) - 1))
@@ -135,7 +143,8 @@ def test_an_array_that_a_damaged_directory_hides_is_an_error(tmp_path):
     params.save(path, {"a": np.ones(3), "b": np.ones(3), "c": np.ones(3)})
     content = bytearray(path.read_bytes())
     first, second, third = (entry.start() for entry in re.finditer(b"PK\1\2", content))
-    content[first + 32] = third - second  # the first entry's comment, which is empty, becomes the second entry
+    # The first entry's comment, which is empty, becomes the second entry.
+    content[first + 32] = third - second
     path.write_bytes(content)
     with pytest.raises(BadFileError, match="has 2 arrays, and had 3"):
         params.load(path)
@@ -149,12 +158,18 @@ def test_an_array_that_a_damaged_directory_hides_is_an_error(tmp_path):
 def test_a_state_dict_that_torch_saved_is_loaded(tmp_path, nested):
     state = awkward_net().state_dict()
     torch.save({"state_dict": state, "epoch": 3} if nested else state, tmp_path / "w.pt")
-    assert_same_bits(params.load(tmp_path / "w.pt"), {name: tensor.numpy() for name, tensor in state.items()})
+    assert_same_bits(
+        params.load(tmp_path / "w.pt"), {name: tensor.numpy() for name, tensor in state.items()}
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "name"),
-    [(nn.Linear(1, 1), "more than tensors"), ([torch.ones(2)], "a list"), ({"epoch": 3}, "'epoch' is a int")],
+    [
+        (nn.Linear(1, 1), "more than tensors"),
+        ([torch.ones(2)], "a list"),
+        ({"epoch": 3}, ("'epoch' is a int")),
+    ],
 )
 def test_other_files_of_torch_are_errors(tmp_path, content, name, raises):
     torch.save(content, tmp_path / "w.pth")
@@ -173,14 +188,20 @@ def test_file_permissions_follow_the_umask(tmp_path, name):
 
 
 def assert_means(ours, theirs):
-    """Up to 8 versions are weighted and summed in double precision, in any order, and rounded once."""
+    """Up to 8 versions are weighted and summed in double precision, in any order, and rounded
+    once.
+    """
     rounding = np.finfo(np.float32).eps
-    np.testing.assert_allclose(ours, theirs, rtol=rounding, atol=sum_error(np.float64, 8, 2 * LARGEST))
+    np.testing.assert_allclose(
+        ours, theirs, rtol=rounding, atol=sum_error(np.float64, 8, 2 * LARGEST)
+    )
 
 
 def of_ranges(items, ranges):
     """Return the mean of sums, each of a range of items."""
-    sums = [partial_sum(inside) for each in ranges if (inside := [i for i in items if i.first in each])]
+    sums = [
+        partial_sum(inside) for each in ranges if (inside := [i for i in items if i.first in each])
+    ]
     return dict(mean(sums, {}))
 
 
@@ -214,7 +235,9 @@ def test_who_adds_up_does_not_matter(workers, slots, seed):
     for one in versions[::3]:
         del one["on"]
     items = weighted(versions, [count for count, _ in workers])
-    items = [item for item, (_, is_there) in zip(items, workers, strict=True) if is_there] or items[:1]
+    items = [item for item, (_, is_there) in zip(items, workers, strict=True) if is_there] or items[
+        :1
+    ]
     expected = dict(mean(items, {}))
     ranges = aligned_ranges(len(workers), slots)
     tree = [range(start, start + 8) for start in range(0, len(workers), 8)]
@@ -229,7 +252,10 @@ def test_ranges_of_workers_are_aligned_and_ever_smaller(workers, slots):
     assert [worker for each in ranges for worker in each] == list(range(workers))
     sizes = [len(each) for each in ranges]
     assert sizes == sorted(sizes, reverse=True)
-    assert all(size.bit_count() == 1 and not each.start % size for each, size in zip(ranges, sizes, strict=True))
+    assert all(
+        size.bit_count() == 1 and not each.start % size
+        for each, size in zip(ranges, sizes, strict=True)
+    )
     assert max(sizes) <= max(1, workers / (3 * slots))
     assert sizes[-min(slots, workers) :] == [1] * min(slots, workers)
 

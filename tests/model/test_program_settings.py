@@ -19,18 +19,26 @@ CHANGES = {
     "cuDNN": lambda: setattr(backends.cudnn, "deterministic", True),
     "search of kernels": lambda: setattr(backends.cudnn, "benchmark", True),
     "no cuDNN": lambda: setattr(backends.cudnn, "enabled", False),
-    "half sums": lambda: setattr(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "half sums": lambda: setattr(
+        backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
+    ),
     "oneDNN": lambda: setattr(backends.mkldnn, "enabled", False),
     "deterministic": lambda: torch.use_deterministic_algorithms(True),
-    "deterministic, with warnings": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "deterministic, with warnings": lambda: torch.use_deterministic_algorithms(
+        True, warn_only=True
+    ),
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
     "no numbers near 0": lambda: torch.set_flush_denormal(True),
     "numpy's errors": lambda: np.seterr(over="raise", divide="ignore"),
 }
 if hasattr(backends, "fp32_precision"):  # newer than 2.6
     CHANGES["precision of all"] = lambda: setattr(backends, "fp32_precision", "tf32")
-    CHANGES["precision of convolutions"] = lambda: setattr(backends.cudnn.conv, "fp32_precision", "ieee")
-    CHANGES["precision on the CPU"] = lambda: setattr(backends.mkldnn.matmul, "fp32_precision", "bf16")
+    CHANGES["precision of convolutions"] = lambda: setattr(
+        backends.cudnn.conv, "fp32_precision", "ieee"
+    )
+    CHANGES["precision on the CPU"] = lambda: setattr(
+        backends.mkldnn.matmul, "fp32_precision", "bf16"
+    )
 
 
 TOGETHER = ["default dtype", "TF32", "deterministic", "numpy's errors", "no numbers near 0"]

@@ -1,4 +1,6 @@
-"""Arrays of any numeric dtype train the bits of converted ones, with one warning; networks get what they take."""
+"""Arrays of any numeric dtype train the bits of converted ones, with one warning; networks get what
+they take.
+"""
 
 import numpy as np
 import pytest
@@ -34,7 +36,9 @@ def fitted(x, y, net=mlp, loss="cross_entropy", **options):
 )
 @pytest.mark.filterwarnings("ignore:.* becomes float32")
 def test_other_dtypes_train_as_converted_ones(x, y, loss):
-    expected, _ = fitted(np.asarray(x).astype(np.float32), np.asarray(y).astype(np.int64), loss=loss)
+    expected, _ = fitted(
+        np.asarray(x).astype(np.float32), np.asarray(y).astype(np.int64), loss=loss
+    )
     trained, trainer = fitted(x, y, loss=loss, validation_data=(x, y))
     assert_same_bits(trained, expected)
     assert trainer.predict(x).dtype == np.float32

@@ -11,7 +11,13 @@ from safetensors.torch import load, save
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.model.saved_state import decode_value, encode_value, encoded_pieces, from_json, to_json
+from compss_train.model.saved_state import (
+    decode_value,
+    encode_value,
+    encoded_pieces,
+    from_json,
+    to_json,
+)
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from tests.helpers.models import SGD, assert_close, blocked, mlp, state_arrays
 from tests.helpers.tolerances import sum_error
@@ -20,7 +26,9 @@ from tests.training.checkpoints.trees import assert_same, trees
 OPTIMIZERS = [
     kind
     for name, kind in sorted(vars(torch.optim).items())
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind is not torch.optim.Optimizer
 ]
 
 
@@ -73,7 +81,11 @@ def test_an_unsupported_value_is_an_error_that_names_its_path(name):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
 def test_the_state_of_every_optimizer_is_restored(kind):
-    net = nn.Sequential(nn.EmbeddingBag(5, 6, sparse=True)) if kind is torch.optim.SparseAdam else mlp()
+    net = (
+        nn.Sequential(nn.EmbeddingBag(5, 6, sparse=True))
+        if kind is torch.optim.SparseAdam
+        else mlp()
+    )
     net = nn.Linear(6, 3, bias=False) if kind.__name__ == "Muon" else net
     more = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
     optimizer = kind(net.parameters(), lr=0.01, **more)
@@ -104,7 +116,9 @@ class Seen(nn.Module):
 
     def forward(self, x):
         output = self.layer(x)
-        self.notes.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last), output.dtype))
+        self.notes.append(
+            (x.dtype, x.is_contiguous(memory_format=torch.channels_last), output.dtype)
+        )
         return output
 
 
@@ -128,22 +142,33 @@ def test_precision_and_layout_reach_the_network(precision, layout):
 
 
 @pytest.mark.parametrize(
-    "options", [{"precision": "bf16"}, {"memory_format": "channels_last"}, {"optimizer": {**SGD, "fused": True}}]
+    "options",
+    [
+        {"precision": "bf16"},
+        {"memory_format": "channels_last"},
+        {"optimizer": {**SGD, "fused": True}},
+    ],
 )
 def test_faster_options_learn_the_same_to_their_precision(engine, options):
     x = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
     y = (x.mean(axis=(1, 2, 3)) > 0).astype(np.int64)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2)
+    )
     results = []
     for extra in ({}, options):
         trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
         arguments = {"optimizer": SGD, "loss": "cross_entropy", **extra}
         trainer.build(net, **arguments)
         results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=8))
-    # 8 steps, whose momentum repeats a gradient 10 times: three roundings to bfloat16 of gradients of about 1, or
-    # sums of all pixels of a batch in single precision.
-    rounding = 3 * torch.finfo(torch.bfloat16).eps if "precision" in options else sum_error(np.float32, 8 * 36)
+    # 8 steps, whose momentum repeats a gradient 10 times: three roundings to bfloat16 of gradients
+    # of about 1, or sums of all pixels of a batch in single precision.
+    rounding = (
+        3 * torch.finfo(torch.bfloat16).eps
+        if "precision" in options
+        else sum_error(np.float32, 8 * 36)
+    )
     assert_close(*results, 8 * 0.05 * 10 * rounding)
     for array in results[1].values():
         assert array.flags.c_contiguous
@@ -154,7 +179,9 @@ def test_transform_and_loss_modules_follow_the_mode():
         def forward(self, x):
             return x + self.training
 
-    training_spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=Augment())
+    training_spec = TrainingSpec(
+        net=mlp(), optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=Augment()
+    )
     parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
     x = torch.zeros(2, 6)
     assert ModelReplica(training_spec, parameters, "cpu", training=True).transformed(x).sum() == 12

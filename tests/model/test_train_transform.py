@@ -8,7 +8,15 @@ from torch import nn
 from compss_train import DistributedTrainer, Gradients, TrainTransform
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, noisy, noisy_by_numpy
+from tests.helpers.models import (
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    noisy,
+    noisy_by_numpy,
+)
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps, transformed_batches
 from tests.helpers.small_fits import fit, trainer_of
 
@@ -18,7 +26,8 @@ STILL = {"num_epochs": 2, "num_batches_per_worker": 3, "shuffle": None, "shuffle
 
 def mixup(x, y):
     """Beta(1, 1) is uniform."""
-    order, share = torch.randperm(len(x)), torch.rand(())
+    order = torch.randperm(len(x))
+    share = torch.rand(())
     y = nn.functional.one_hot(y, 3).float()
     return share * x + (1 - share) * x[order], share * y + (1 - share) * y[order]
 
@@ -29,7 +38,8 @@ def relabelled(x, y):
 
 def plain_loop(function, by_sample, seed):
     def transformed(x, y, place):
-        made, (epoch, block, position) = [], place
+        made = []
+        (epoch, block, position) = place
         for number, each in enumerate(zip(x, y, strict=True) if by_sample else [(x, y)]):
             with random_state(transform_seed(seed, epoch, block, position + number), "cpu"):
                 made.append(function(*each))
@@ -55,7 +65,9 @@ def test_one_worker_is_the_plain_loop_with_seeds(engine, function, by_sample):
     """The transform of x follows, and Dropout in the network draws as if nothing else did."""
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
     given = TrainTransform(function, by_sample=by_sample)
-    trainer.build(awkward_net(), SGD, "cross_entropy", train_transform=given, transform=lambda x: x / 3)
+    trainer.build(
+        awkward_net(), SGD, "cross_entropy", train_transform=given, transform=lambda x: x / 3
+    )
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     both = function if function in (mixup, relabelled) else lambda x, y: (function(x), y)
     assert_same_bits(ours, plain_loop(both, by_sample, seed=3))
@@ -65,7 +77,9 @@ def test_evaluation_and_prediction_leave_it_out():
     def spoil(x):
         return torch.full_like(x, torch.nan)
 
-    trainer = trainer_of(train_transform=spoil, transform=lambda x: x / 3, gradients=Gradients(on_nan="ignore"))
+    trainer = trainer_of(
+        train_transform=spoil, transform=lambda x: x / 3, gradients=Gradients(on_nan="ignore")
+    )
     plain = trainer_of(transform=lambda x: x / 3)
     assert trainer.evaluate(X, Y) == plain.evaluate(X, Y)
     np.testing.assert_array_equal(trainer.predict(X), plain.predict(X))

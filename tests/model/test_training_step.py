@@ -13,7 +13,15 @@ from compss_train import DistributedTrainer, Gradients, Merge, Samples, Schedule
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.models import (
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+    state_arrays,
+)
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop, plain_steps
 from tests.helpers.small_fits import assert_alike, fit
 from tests.helpers.tolerances import loss_error, sum_error
@@ -54,7 +62,9 @@ def step(model, batch, context):
 
 
 def test_a_step_is_the_plain_loop_and_tells_its_numbers(engine):
-    trainer = trainer_of(awkward_net(), SGD, "cross_entropy", "accuracy", engine=engine, training_step=step)
+    trainer = trainer_of(
+        awkward_net(), SGD, "cross_entropy", "accuracy", engine=engine, training_step=step
+    )
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     net = awkward_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
@@ -66,7 +76,8 @@ def test_a_step_is_the_plain_loop_and_tells_its_numbers(engine):
             optimizer.step()
     assert_same_bits(ours, state_arrays(net))
     assert [record["number"] for record in trainer.history] == [
-        np.average(range(start, start + 12), weights=[6, 5, 5, 6, 5, 5, 5, 5, 5, 5, 5, 5]) for start in (0, 12)
+        np.average(range(start, start + 12), weights=[6, 5, 5, 6, 5, 5, 5, 5, 5, 5, 5, 5])
+        for start in (0, 12)
     ]
     assert 0 < trainer.history[0]["decay"] < trainer.history[0]["loss"]
     assert 0 < trainer.history[0]["accuracy"] <= 1
@@ -84,14 +95,19 @@ def two_views(samples):
     return {"one": stack(samples), "other": -stack(samples)}
 
 
-TENSOR, CLASSES = torch.from_numpy(X), torch.from_numpy(Y)
+TENSOR = torch.from_numpy(X)
+CLASSES = torch.from_numpy(Y)
 BATCHES = {
     "x": ((X, None), {}, DataLoader(TensorDataset(TENSOR), 31)),
     "x, y": ((X, Y), {}, DataLoader(TensorDataset(TENSOR, CLASSES), 31)),
     "samples": ((TensorDataset(TENSOR), None), {}, DataLoader(TensorDataset(TENSOR), 31)),
     "collate": ((X, None), {"collate": two_views}, DataLoader(X, 31, collate_fn=two_views)),
     **{
-        f"{own.__name__} of samples": ((Samples(X, collate=own), None), {}, DataLoader(X, 31, collate_fn=own))
+        f"{own.__name__} of samples": (
+            (Samples(X, collate=own), None),
+            {},
+            DataLoader(X, 31, collate_fn=own),
+        )
         for own in (stack, in_tuple, two_views)
     },
 }
@@ -111,7 +127,9 @@ def test_a_batch_is_what_a_data_loader_gives(data, options, loader, lightning):
         trainer = trainer_of(lightning_with(training_step=keep, validation_step=keep), **options)
     else:
         trainer = trainer_of(mlp(), SGD, training_step=keep, **options)
-    trainer.fit(*data, num_epochs=1, batch_size=31, shuffle=None, shuffle_block_data=False, progress=False)
+    trainer.fit(
+        *data, num_epochs=1, batch_size=31, shuffle=None, shuffle_block_data=False, progress=False
+    )
     trainer.evaluate(*data, batch_size=31)
     expected = [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
     torch.testing.assert_close(seen, expected * 2, rtol=0, atol=0)
@@ -136,7 +154,9 @@ def test_a_method_is_called_on_the_workers_copy(method):
     before = copy.deepcopy(net.state_dict())
     trainer = trainer_of(net, SGD, training_step=given)
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
-    expected = plain_loop(mlp(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), X, Y, 4, 3, 2, 3)
+    expected = plain_loop(
+        mlp(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), X, Y, 4, 3, 2, 3
+    )
     assert_same_bits({name.removeprefix("net."): array for name, array in ours.items()}, expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert trainer.evaluate(X, Y)["loss"] == pytest.approx(reference_loss(trainer), abs=ROUNDING)
@@ -144,7 +164,11 @@ def test_a_method_is_called_on_the_workers_copy(method):
 
 def reference_loss(trainer):
     with torch.no_grad():
-        return float(functional.cross_entropy(trainer.model().eval()(torch.from_numpy(X)), torch.from_numpy(Y)))
+        return float(
+            functional.cross_entropy(
+                trainer.model().eval()(torch.from_numpy(X)), torch.from_numpy(Y)
+            )
+        )
 
 
 def test_a_validation_step_evaluates():
@@ -154,7 +178,9 @@ def test_a_validation_step_evaluates():
         return {"loss": context.loss(model(batch[0]), batch[1]), "largest": model(batch[0]).max()}
 
     trainer = trainer_of(mlp(), SGD, "cross_entropy", training_step=step, validation_step=validate)
-    trainer.fit(X, Y, **STILL, validation_data=(X, Y), callbacks=[EarlyStopping("val_largest", mode="max")])
+    trainer.fit(
+        X, Y, **STILL, validation_data=(X, Y), callbacks=[EarlyStopping("val_largest", mode="max")]
+    )
     found = trainer.evaluate(X, Y)
     assert found["loss"] == trainer.history[-1]["val_loss"]
     assert found["largest"] == trainer.history[-1]["val_largest"]
@@ -189,7 +215,8 @@ def losses(generate, discriminate, real):
 
 
 def gan_step(model, batch, context):
-    loss_d, loss_g = None, None
+    loss_d = None
+    loss_g = None
     terms = losses(model["generator"], model["discriminator"], batch[0])
     context.update("discriminator", loss_d := next(terms))
     if context.number % 2 == 0:
@@ -199,12 +226,18 @@ def gan_step(model, batch, context):
 
 def gan(engine="serial", workers=1, **options):
     net = {"generator": generator(), "discriminator": discriminator()}
-    optimizers = {"generator": ADAM, "discriminator": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5}}
-    return trainer_of(net, optimizers, engine=engine, workers=workers, training_step=gan_step, **options)
+    optimizers = {
+        "generator": ADAM,
+        "discriminator": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5},
+    }
+    return trainer_of(
+        net, optimizers, engine=engine, workers=workers, training_step=gan_step, **options
+    )
 
 
 def plain_gan():
-    generate, discriminate = generator(), discriminator()
+    generate = generator()
+    discriminate = discriminator()
     of_g = torch.optim.Adam(generate.parameters(), lr=0.01, betas=(0.5, 0.999))
     of_d = torch.optim.SGD(discriminate.parameters(), lr=0.05, momentum=0.5)
     with intra_op_threads(1), random_state(3, "cpu"):
@@ -311,7 +344,9 @@ def lightning_with(**methods):
 
 def test_what_only_a_trainer_calls_is_an_error_of_build():
     net = lightning_with(on_train_start=lambda self: None, setup=lambda self: None)
-    with pytest.raises(TypeError, match=r"Trainer has: the hook on_train_start\(\), the hook setup\(\); leave"):
+    with pytest.raises(
+        TypeError, match=r"Trainer has: the hook on_train_start\(\), the hook setup\(\); leave"
+    ):
         trainer_of(net)
     with pytest.raises(TypeError, match="automatic_optimization=False"):
         trainer_of(lightning_with(automatic_optimization=False))
@@ -325,7 +360,10 @@ def halved(optimizer):
     ("returned", "unit"),
     [
         (lambda sgd: {"optimizer": sgd, "lr_scheduler": halved(sgd)}, "epochs"),
-        (lambda sgd: ([sgd], [{"scheduler": halved(sgd), "interval": "step", "name": "rate"}]), "batches"),
+        (
+            lambda sgd: ([sgd], [{"scheduler": halved(sgd), "interval": "step", "name": "rate"}]),
+            "batches",
+        ),
     ],
 )
 def test_schedulers_of_configure_optimizers_are_those_of_build(returned, unit):
@@ -347,7 +385,13 @@ def test_schedulers_of_configure_optimizers_are_those_of_build(returned, unit):
         (lambda sgd: {"optimizer": sgd, "lr_scheduler": 1}, "schedule="),
         (lambda sgd: ([sgd], [1]), "schedule="),
         (lambda sgd: [sgd, sgd], "several optimizers"),
-        (lambda sgd: {"optimizer": sgd, "lr_scheduler": {"scheduler": halved(sgd), "monitor": "x"}}, "monitor val"),
+        (
+            lambda sgd: {
+                "optimizer": sgd,
+                "lr_scheduler": {"scheduler": halved(sgd), "monitor": "x"},
+            },
+            ("monitor val"),
+        ),
     ],
 )
 def test_more_than_one_optimizer_is_an_error(returned, name, raises):
@@ -356,7 +400,11 @@ def test_more_than_one_optimizer_is_an_error(returned, name, raises):
 
     with raises(TypeError, name):
         trainer_of(lightning_with(configure_optimizers=configure))
-    trainer_of(lightning_with(configure_optimizers=lambda self: [torch.optim.SGD(self.parameters(), lr=0.1)]))
+    trainer_of(
+        lightning_with(
+            configure_optimizers=lambda self: [torch.optim.SGD(self.parameters(), lr=0.1)]
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,7 +413,10 @@ def test_more_than_one_optimizer_is_an_error(returned, name, raises):
         (None, "returned None without a loss"),
         ({"error": 1}, "returned a dict of 'error' without a loss"),
         (lambda loss: {"loss": loss, "round": 1}, "'round' has another meaning"),
-        (lambda loss: {"loss": loss, "each": loss.repeat(2)}, "'each' was measured as a tensor of shape (2,)"),
+        (
+            lambda loss: {"loss": loss, "each": loss.repeat(2)},
+            ("'each' was measured as a tensor of shape (2,)"),
+        ),
         (lambda loss: loss.repeat(2), "one number a batch"),
     ],
 )
@@ -389,8 +440,16 @@ def test_wrong_arguments_are_errors_of_build(raises):
         ((mlp(), SGD), {"training_step": "stepp"}, "training_step='stepp'"),
         ((two, both, "mse"), {}, "training_step="),
         ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', which is not a module"),
-        ((two, both), {"training_step": step, "gradients": Gradients(accumulate=2)}, "accumulate=2"),
-        ((two, both), {"training_step": step, "gradients": Gradients(on_nan="skip")}, "on_nan='skip'"),
+        (
+            (two, both),
+            {"training_step": step, "gradients": Gradients(accumulate=2)},
+            "accumulate=2",
+        ),
+        (
+            (two, both),
+            {"training_step": step, "gradients": Gradients(on_nan="skip")},
+            "on_nan='skip'",
+        ),
         ((mlp(), SGD), {"training_step": step, "class_weight": [1, 2]}, "class_weight="),
     ]:
         with raises((TypeError, ValueError), name):
@@ -416,6 +475,12 @@ def test_a_step_that_updates_none_of_several_optimizers_is_an_error(method):
         return nn.functional.cross_entropy(model["a"](batch[0]), batch[1])
 
     trainer = DistributedTrainer(1, engine="serial", seed=0)
-    trainer.build({"a": nn.Linear(6, 3), "b": nn.Linear(3, 1)}, {"a": SGD, "b": SGD}, training_step=only_returns)
-    with pytest.raises(ValueError, match=r"updated none of the optimizers.* context.update\(name, loss\) for a, b"):
+    trainer.build(
+        {"a": nn.Linear(6, 3), "b": nn.Linear(3, 1)},
+        {"a": SGD, "b": SGD},
+        training_step=only_returns,
+    )
+    with pytest.raises(
+        ValueError, match=r"updated none of the optimizers.* context.update\(name, loss\) for a, b"
+    ):
         getattr(trainer, method)(X, Y, num_epochs=1, batch_size=20)

@@ -1,4 +1,6 @@
-"""Messages that nobody should send: valid ones with one thing or several changed, and clients that send them."""
+"""Messages that nobody should send: valid ones with one thing or several changed, and clients that
+send them.
+"""
 
 import json
 import random
@@ -10,7 +12,9 @@ from compss_train.net import sockets
 from tests.helpers.waiting import LIMIT
 
 DEEP = 900
-"""Lists in lists that JSON can still be read with, but that are too deep for ``==`` and ``repr`` further down."""
+"""Lists in lists that JSON can still be read with, but that are too deep for ``==`` and ``repr``
+further down.
+"""
 
 
 def nested(depth, inner="0"):
@@ -21,27 +25,105 @@ NUMBERS = [-1, 0, 1, 7, 2**31, 2**53 + 1, 2**62, 2**63, -(2**63), 10**40, 10**40
 NUMBERS += [None, True, False, 0.5, 3.0, 1e300, -0.0, float("nan"), float("inf"), float("-inf")]
 TEXTS = ["", "0", "w", "uint8", "x" * 10_000, "é" * 5000, "\ud800", "\udfff" * 50, "\x00\x1b[2J\n"]
 TEXTS += ["tcp://127.0.0.1:1"]
-OTHERS = [[], [[]], [0], [None], ["uint8", [1]], {}, {"a": {}}, {"\ud800": 1}, [1] * 1000, nested(DEEP), nested(40)]
+OTHERS = [
+    [],
+    [[]],
+    [0],
+    [None],
+    ["uint8", [1]],
+    {},
+    {"a": {}},
+    {"\ud800": 1},
+    [1] * 1000,
+    nested(DEEP),
+    nested(40),
+]
 VALUES = [*NUMBERS, *TEXTS, *OTHERS]
 LONG = ["é" * 400_000, "x" * 1_000_000, "\x01" * 170_000, "\ud800" * 170_000, [0] * 400_000]
-"""Of almost a mebibyte as a client can send them; most are longer in JSON without other characters than ASCII."""
+"""Of almost a mebibyte as a client can send them; most are longer in JSON without other characters
+than ASCII.
+"""
 NAMES = [
-    *("call", "key", "number", "count", "priority", "optimized", "records", "self", "arrays", "proof", "client"),
-    *("generation", "continues", "role", "name", "stream", "sample", "step", "end", "finished", "failed", "url"),
-    *("report", "traceback", "timeout", "stack", "interrupted", "part", "done", "repetitions", "error"),
+    *(
+        "call",
+        "key",
+        "number",
+        "count",
+        "priority",
+        "optimized",
+        "records",
+        "self",
+        "arrays",
+        "proof",
+        "client",
+    ),
+    *(
+        "generation",
+        "continues",
+        "role",
+        "name",
+        "stream",
+        "sample",
+        "step",
+        "end",
+        "finished",
+        "failed",
+        "url",
+    ),
+    *(
+        "report",
+        "traceback",
+        "timeout",
+        "stack",
+        "interrupted",
+        "part",
+        "done",
+        "repetitions",
+        "error",
+    ),
     *("", "é", "\ud800"),
 ]
 DESCRIPTIONS = [
-    *(3, None, "ab", {"ab": 1}, {"uint8": [1]}, [[]], [[], {}], [["float32"]], [["object", [1]]], [[["x"], [1]]]),
-    *([["uint8", [2**60]]], [["bool", [-1]]], [["half", [10**40]]], [["uint8", [2**31] * 3]], [["uint8", "a"]]),
-    *([["float32", [1] * 100_000]], [["bool", [0]]] * 1000, [["uint8", [0, 2**62]]], [["uint8", [None]]]),
-    *([["uint8", [1.5]]], [["uint8", [True]]], [["uint8", [float("nan")]]], [["uint8", 4]], [[None, [1]]]),
+    *(
+        3,
+        None,
+        "ab",
+        {"ab": 1},
+        {"uint8": [1]},
+        [[]],
+        [[], {}],
+        [["float32"]],
+        [["object", [1]]],
+        [[["x"], [1]]],
+    ),
+    *(
+        [["uint8", [2**60]]],
+        [["bool", [-1]]],
+        [["half", [10**40]]],
+        [["uint8", [2**31] * 3]],
+        [["uint8", "a"]],
+    ),
+    *(
+        [["float32", [1] * 100_000]],
+        [["bool", [0]]] * 1000,
+        [["uint8", [0, 2**62]]],
+        [["uint8", [None]]],
+    ),
+    *(
+        [["uint8", [1.5]]],
+        [["uint8", [True]]],
+        [["uint8", [float("nan")]]],
+        [["uint8", 4]],
+        [[None, [1]]],
+    ),
 ]
 
 
 def encoded(header):
     """Return a header as a client may write it, short and with any characters."""
-    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 class Fuzzer:
@@ -58,7 +140,9 @@ class Fuzzer:
         header = {"arrays": described, **header}
         if changed:
             for _ in range(self.random.choice([1, 1, 1, 2, 3])):
-                self.random.choice([self.change_field] * 6 + [self.change_arrays, self.swap_frames])(header, frames)
+                self.random.choice(
+                    [self.change_field] * 6 + [self.change_arrays, self.swap_frames]
+                )(header, frames)
         first = encoded(header)
         if changed and self.random.random() < 0.15:
             first = self.change_bytes(first)
@@ -82,7 +166,10 @@ class Fuzzer:
     def change_arrays(self, header, frames):
         header["arrays"] = self.random.choice([*DESCRIPTIONS, header.get("arrays")])
         if self.random.random() < 0.5:
-            frames[:] = [bytes(self.random.choice([0, 1, 4, 8, 1000])) for _ in range(self.random.randrange(4))]
+            frames[:] = [
+                bytes(self.random.choice([0, 1, 4, 8, 1000]))
+                for _ in range(self.random.randrange(4))
+            ]
 
     def swap_frames(self, header, frames):
         match self.random.randrange(5):
@@ -108,10 +195,13 @@ class Fuzzer:
                 return first + self.random.choice([first, b"\x00", b"{}", b"]"])
             case 3:
                 with suppress(UnicodeDecodeError):
-                    return first.decode().encode(self.random.choice(["utf-16", "utf-32", "utf-8-sig"]))
+                    return first.decode().encode(
+                        self.random.choice(["utf-16", "utf-32", "utf-8-sig"])
+                    )
                 return b"[" * 100_000
             case 4:
-                return first.replace(b"{", b'{"call":"push","role":"x","stream":1,', 1)  # the same key twice
+                # The same key twice.
+                return first.replace(b"{", b'{"call":"push","role":"x","stream":1,', 1)
             case _:
                 for _ in range(self.random.choice([1, 1, 4])):
                     data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
@@ -119,7 +209,9 @@ class Fuzzer:
 
 
 class FuzzingClient:
-    """A client that sends frames as they are; over TCP it has the token, at a socket file it may prove that."""
+    """A client that sends frames as they are; over TCP it has the token, at a socket file it may
+    prove that.
+    """
 
     def __init__(self, url, token):
         self.context = zmq.Context()

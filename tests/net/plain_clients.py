@@ -14,7 +14,8 @@ from zmq.utils import z85
 from compss_train.net import sockets
 from tests.helpers.waiting import LIMIT, wait_until
 
-HERE, TOKEN = "127.0.0.1", "töken"
+HERE = "127.0.0.1"
+TOKEN = "töken"
 KEY = "kéy"
 """The token of receivers; ``TOKEN`` is that of the coordinator's address for senders."""
 THREADS = {"receiver", "connections", "watchdog"}
@@ -26,13 +27,22 @@ def no_threads_left():
     """Check that no thread of the package outlives the block."""
     before = set(threading.enumerate())
     yield
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name in THREADS and each not in before])
+    wait_until(
+        lambda: (
+            not [
+                each
+                for each in threading.enumerate()
+                if each.name in THREADS and each not in before
+            ]
+        )
+    )
 
 
 @contextmanager
 def no_open_connections():
     """Check that every connection that is made in the block is closed."""
-    made, new_socket = [], sockets.client_socket
+    made = []
+    new_socket = sockets.client_socket
 
     def record(*args):
         made.append(new_socket(*args))
@@ -80,7 +90,9 @@ class PlainClient:
         )
 
     def read(self):
-        """Return the header of the next message that is not empty, without what it says of arrays."""
+        """Return the header of the next message that is not empty, without what it says of
+        arrays.
+        """
         while True:
             header = json.loads(self.socket.recv_multipart()[0])
             assert header.pop("arrays") == []

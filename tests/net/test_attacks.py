@@ -59,15 +59,19 @@ def an_address_for_senders():
 @contextlib.contextmanager
 def a_worker_that_receives():
     with no_threads_left():
-        stub, streams = StubWorker(make("FIFO", 1000), address=LOOPBACK), itertools.count()
+        stub = StubWorker(make("FIFO", 1000), address=LOOPBACK)
+        streams = itertools.count()
         try:
-            yield SimpleNamespace(url=stub.url, token=KEY, check=lambda: send_stream(stub, next(streams), 3))
+            yield SimpleNamespace(
+                url=stub.url, token=KEY, check=lambda: send_stream(stub, next(streams), 3)
+            )
         finally:
             stub.close()
 
 
 @pytest.fixture(
-    params=[a_parameter_server, an_address_for_senders, a_worker_that_receives], ids=lambda f: f.__name__
+    params=[a_parameter_server, an_address_for_senders, a_worker_that_receives],
+    ids=lambda f: f.__name__,
 )
 def listening(request):
     """What listens over TCP: its address, its token, and a check that it still serves clients."""
@@ -90,7 +94,9 @@ def test_garbage_is_cut_off(listening, garbage):
         assert len(answer) <= 64  # the greeting of ZeroMQ, which is always the same
 
 
-@pytest.mark.parametrize("frame", [b"\x03" + (2**20).to_bytes(8, "big"), b"\x02" + (36 * 2**20).to_bytes(8, "big")])
+@pytest.mark.parametrize(
+    "frame", [b"\x03" + (2**20).to_bytes(8, "big"), b"\x02" + (36 * 2**20).to_bytes(8, "big")]
+)
 def test_what_a_stranger_sends_is_neither_kept_nor_parsed(listening, frame):
     sent = 0
     with raw_socket(listening.url) as stranger, contextlib.suppress(ConnectionError):
@@ -119,7 +125,8 @@ def test_a_stranger_with_another_token_or_none_is_not_heard(listening, token):
 
 
 @pytest.mark.parametrize(
-    "greeting", [b"\x01\x00", b"\xff" + bytes(8) + b"\x7f\x01\x05", b"\xff" + bytes(7) + b"\x01\x7f\x00\x00"]
+    "greeting",
+    [b"\x01\x00", b"\xff" + bytes(8) + b"\x7f\x01\x05", b"\xff" + bytes(7) + b"\x01\x7f\x00\x00"],
 )
 def test_old_protocols_without_authentication_are_refused(listening, greeting):
     with raw_socket(listening.url) as stranger:
@@ -179,7 +186,9 @@ class Recorder(Proxy):
     """A proxy that keeps what passes, and changes a byte of what clients send if it is asked to."""
 
     def __init__(self, address, change=None):
-        self.change, self.kept, self.sent = change, bytearray(), 0
+        self.change = change
+        self.kept = bytearray()
+        self.sent = 0
         super().__init__(address)
 
     def passed(self, data, to_server):
@@ -200,7 +209,11 @@ def test_messages_over_tcp_are_encrypted():
             client.send({"key": "the key"}, [secret])
             client.send({"last": 1})
             received = [received_from(server) for _ in range(3)]
-    assert [header for _, header, _ in received] == [{"role": "the role"}, {"key": "the key"}, {"last": 1}]
+    assert [header for _, header, _ in received] == [
+        {"role": "the role"},
+        {"key": "the key"},
+        {"last": 1},
+    ]
     assert received[1][2][0].tensor().tolist() == secret.tolist()
     assert len(recorder.kept) > 8000
     for text in (TOKEN.encode(), b"the role", b"the key", secret.tobytes()[800:864]):
@@ -230,10 +243,14 @@ def test_a_false_server_learns_nothing_from_clients(monkeypatch):
     monkeypatch.setattr(sockets, "HANDSHAKE_MILLISECONDS", 500)
     with MessageServer(LOOPBACK, "another") as server, socket.create_server((HERE, 0)) as bare:
         recorder = Recorder(server.address.url)
-        with pytest.raises(PermissionError, match="the token is not the server's, or another program listens"):
+        with pytest.raises(
+            PermissionError, match=("the token is not the server's, or another program listens")
+        ):
             Address(recorder.address, TOKEN).connect({"role": "the role"})
         assert server.receive(0.1) is None
-        joining = Thread(Address(f"tcp://{HERE}:{bare.getsockname()[1]}", TOKEN).connect, {"role": "the role"})
+        joining = Thread(
+            Address(f"tcp://{HERE}:{bare.getsockname()[1]}", TOKEN).connect, {"role": ("the role")}
+        )
         sock, _ = bare.accept()
         with sock:
             received = sock.recv(2**10)
@@ -294,12 +311,21 @@ MALFORMED = [
     json.dumps({"n": 1}).encode(),
     *(
         json.dumps({"arrays": arrays}).encode()
-        for arrays in (3, [["uint8", [2**60]]], [["half", [-1]]], [["half", [10**40]]], [["object", [1]]], [[], {}])
+        for arrays in (
+            3,
+            [["uint8", [2**60]]],
+            [["half", [-1]]],
+            [["half", [10**40]]],
+            [["object", [1]]],
+            [[], {}],
+        )
     ),
 ]
 
 
-@pytest.mark.parametrize("malformed", MALFORMED, ids=lambda data: data[:40].decode(errors="replace"))
+@pytest.mark.parametrize(
+    "malformed", MALFORMED, ids=lambda data: data[:40].decode(errors="replace")
+)
 @pytest.mark.parametrize("greeted", [False, True])
 def test_malformed_messages_are_answered_and_others_continue(malformed, greeted):
     with MessageServer(LOOPBACK, TOKEN) as server, PlainClient(server.address.url, TOKEN) as client:

@@ -19,7 +19,14 @@ from tests.net.plain_clients import no_threads_left
 from tests.net.test_attacks import received_from
 
 DTYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+    ),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 ]
 LAYOUTS = {
@@ -27,8 +34,12 @@ LAYOUTS = {
     "numpy": lambda tensor: tensor if tensor.dtype is torch.bfloat16 else tensor.numpy(),
     "transposed": lambda tensor: tensor.permute(list(reversed(range(tensor.dim())))),
     "strided": lambda tensor: tensor[..., ::2] if tensor.dim() else tensor,
-    "reversed": lambda tensor: tensor if tensor.dtype is torch.bfloat16 else np.asarray(np.flip(tensor.numpy())),
-    "read-only": lambda tensor: tensor if tensor.dtype is torch.bfloat16 else read_only(tensor.numpy()),
+    "reversed": lambda tensor: (
+        tensor if tensor.dtype is torch.bfloat16 else np.asarray(np.flip(tensor.numpy()))
+    ),
+    "read-only": lambda tensor: (
+        tensor if tensor.dtype is torch.bfloat16 else read_only(tensor.numpy())
+    ),
     "expanded": lambda tensor: tensor.expand(2, *tensor.shape),
     "a gradient": lambda tensor: tensor.requires_grad_() if tensor.is_floating_point() else tensor,
 }
@@ -45,7 +56,9 @@ def read_only(array):
 
 
 def to_bytes(tensor):
-    plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    plain = (
+        tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    )
     return plain.reshape(-1).view(torch.uint8).tolist() if plain.numel() else []
 
 
@@ -58,13 +71,18 @@ def check_same(received, sent):
 @st.composite
 def blocks(draw):
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
-    dtype, layout = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(sorted(LAYOUTS)))
-    raw = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) * 100
+    dtype = draw(st.sampled_from(DTYPES))
+    layout = draw(st.sampled_from(sorted(LAYOUTS)))
+    raw = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) * 100
+    )
     return LAYOUTS[layout](raw.to(dtype))
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
+values = st.recursive(
+    plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5
+)
 headers = st.dictionaries(
     st.text().filter(lambda key: key not in ("arrays", "proof")), values, min_size=1, max_size=4
 )
@@ -81,13 +99,17 @@ class Echo:
         assert header == {"role": "x"}
 
     def receive(self):
-        while (received := self.server.receive(0.05)) is None:  # it looks for lost clients when it has waited
+        # It looks for lost clients when it has waited.
+        while (received := self.server.receive(0.05)) is None:
             pass
         return received
 
     def answer(self, count=1):
         """Send this many messages back; return them."""
-        received = [(header, tensors_of(arrays)) for _, header, arrays in (self.receive() for _ in range(count))]
+        received = [
+            (header, tensors_of(arrays))
+            for _, header, arrays in (self.receive() for _ in range(count))
+        ]
         assert all(self.peer.send(*message) for message in received)
         return received
 
@@ -116,7 +138,9 @@ def test_messages_round_trip(sent, address):
         for message in sent:
             echo.client.send(*message)
         answered = echo.answer(len(sent))
-        returned = [(header, tensors_of(arrays)) for header, arrays in (echo.client.receive() for _ in sent)]
+        returned = [
+            (header, tensors_of(arrays)) for header, arrays in (echo.client.receive() for _ in sent)
+        ]
         for received in (answered, returned):
             for (header, tensors), (expected, arrays) in zip(received, sent, strict=True):
                 assert header == expected
@@ -158,7 +182,9 @@ def test_large_arrays_arrive_in_order_in_memory_of_the_receiver(echo):
 def test_unsupported_values_raise_before_anything_is_sent(echo, bad):
     with pytest.raises(TypeError):
         echo.client.send(*bad)
-    with pytest.raises(ValueError, match=r"header has 1,0.* bytes; the maximum is 1,048,576: give fewer arrays"):
+    with pytest.raises(
+        ValueError, match=r"header has 1,0.* bytes; the maximum is 1,048,576: give fewer arrays"
+    ):
         echo.client.send({"text": "x" * 2**20})
     echo.client.send({"fine": 1})
     assert echo.answer() == [({"fine": 1}, [])]
@@ -190,7 +216,9 @@ def test_what_was_sent_before_the_end_arrives_though_nobody_waited(echo):
         echo.peer.send({"n": number})
     echo.server.close()
     wait_until(lambda: echo.client.is_lost)
-    assert [echo.client.receive(LIMIT) for _ in range(3)] == [({"n": number}, []) for number in range(3)]
+    assert [echo.client.receive(LIMIT) for _ in range(3)] == [
+        ({"n": number}, []) for number in range(3)
+    ]
     with pytest.raises(ConnectionLostError, match="is lost"):
         echo.client.receive(LIMIT)
 
@@ -250,7 +278,17 @@ def test_a_disconnected_client_is_found_among_others(echo):
 
 
 @pytest.mark.parametrize(
-    "url", ["foo", "tcp://127.0.0.1", "udp://a:1", "tcp://a:b", "tcp://a:65536", f"ipc:///{'x' * 200}", 3, None]
+    "url",
+    [
+        "foo",
+        "tcp://127.0.0.1",
+        "udp://a:1",
+        "tcp://a:b",
+        "tcp://a:65536",
+        f"ipc:///{'x' * 200}",
+        3,
+        None,
+    ],
 )
 def test_what_is_no_address_is_a_clear_error_and_leaves_no_open_files(url):
     def fail():

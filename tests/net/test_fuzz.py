@@ -1,4 +1,6 @@
-"""Servers under messages that nobody should send: afterwards they serve as before, and no thread has died."""
+"""Servers under messages that nobody should send: afterwards they serve as before, and no thread
+has died.
+"""
 
 import logging
 import queue
@@ -39,7 +41,8 @@ from tests.online.simulations import COUNTING_SGD, free_port, sum_loss
 from tests.online.stub_fits import StubWorker
 
 pytestmark = pytest.mark.parametrize(
-    ("seed", "messages"), [(1, 400), pytest.param(2, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    ("seed", "messages"),
+    [(1, 400), pytest.param(2, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 
 PUSH = {"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0}
@@ -48,7 +51,9 @@ X = np.ones(3, np.float32)
 
 @dataclass
 class Door:
-    """Where a server listens, and valid messages to begin with: greetings, and what follows them."""
+    """Where a server listens, and valid messages to begin with: greetings, and what follows
+    them.
+    """
 
     url: str
     token: str
@@ -75,10 +80,14 @@ def attack(target, seed, messages):
         door = draw.choice(target.doors)
         with FuzzingClient(door.url, door.token) as client:
             proof = client.proof if draw.random() < 0.9 else {}
-            going = client.send(fuzzer.frames(draw.choice(door.greetings) | proof, changed=draw.random() < 0.3))
+            going = client.send(
+                fuzzer.frames(draw.choice(door.greetings) | proof, changed=draw.random() < 0.3)
+            )
             for number in range(draw.choice([0, 1, 2, 4, 8])):
                 header, arrays = draw.choice(door.then)
-                counted = {name: number for name in ("number", "count", "sample", "step") if name in header}
+                counted = {
+                    name: number for name in ("number", "count", "sample", "step") if name in header
+                }
                 frames = fuzzer.frames({**header, **counted}, arrays, changed=draw.random() < 0.8)
                 going = going and client.send(frames)
         if fuzzer.messages % 20 == 0:
@@ -104,9 +113,14 @@ def test_a_parameter_server(address, seed, messages, caplog):
             with connect(serving.address, serving.token, timeout=LIMIT) as client:
                 client.pull("w")
 
-        greetings = [{"client": name, "generation": 0, "timeout": 5.0} for name in ("unnamed a", "named b")]
+        greetings = [
+            {"client": name, "generation": 0, "timeout": 5.0} for name in ("unnamed a", ("named b"))
+        ]
         then = [(PUSH, [np.ones(2)]), (PUSH | {"call": "pull"}, []), (PUSH | {"call": "hello"}, [])]
-        then += [(PUSH | {"call": "init", "key": key, "optimized": 0}, [np.ones(2)]) for key in ("v", "w")]
+        then += [
+            (PUSH | {"call": "init", "key": key, "optimized": 0}, [np.ones(2)])
+            for key in ("v", "w")
+        ]
         door = Door(serving.address, serving.token, greetings, [*then, ({"call": "goodbye"}, [])])
         attack(Target([door], check, {"parameter-server", "connections"}), seed, messages)
     assert not [each for each in caplog.records if each.levelno >= logging.CRITICAL]
@@ -127,8 +141,15 @@ def test_a_worker_that_receives(address, paired, seed, messages):
             send_stream(stub, next(streams), 2, paired=paired)
 
         greetings = [{"stream": number} for number in range(3)]
-        then = [({"sample": 0, **({"step": 0} if paired else {})}, [np.ones(1, np.float32)]), ({"end": True}, [])]
-        attack(Target([Door(stub.url, KEY, greetings, then)], check, {"receiver", "connections"}), seed, messages)
+        then = [
+            ({"sample": 0, **({"step": 0} if paired else {})}, [np.ones(1, np.float32)]),
+            ({"end": True}, []),
+        ]
+        attack(
+            Target([Door(stub.url, KEY, greetings, then)], check, {"receiver", "connections"}),
+            seed,
+            messages,
+        )
         assert stub.receiver.failed is None
         buffer.signal_reception_over()
         training.result()
@@ -166,12 +187,19 @@ class StopAtLast(Callback):
 
 def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, monkeypatch):
     shared_local.reserve([Resources()] * 4)
-    stopping, address = StopAtLast(), f"tcp://{HERE}:{free_port()}"
+    stopping = StopAtLast()
+    address = f"tcp://{HERE}:{free_port()}"
     trainer = build_trainer(shared_local, 1, Indifferent(), COUNTING_SGD, sum_loss)
-    options = {"buffer": BufferSpec("FIFO", 50), "batch_size": 1, "record_every": 0.05, "checkpoint_every": 0.05}
+    options = {
+        "buffer": BufferSpec("FIFO", 50),
+        "batch_size": 1,
+        "record_every": 0.05,
+        "checkpoint_every": 0.05,
+    }
     options |= {"senders": 10**6, "address": address, "token": TOKEN, "progress": False}
 
-    servers, listen = [], EventServer.listen_for_senders
+    servers = []
+    listen = EventServer.listen_for_senders
 
     def noted(server, *where):
         listening = listen(server, *where)
@@ -202,20 +230,25 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
                 sender.send(X)
 
         check()
-        tasks, (key, worker) = servers[0].address, told()
+        tasks = servers[0].address
+        (key, worker) = told()
         senders = [{"role": "sender", "name": name} for name in ("a", "b", None)]
         roles = [{"role": "worker", "number": 0}, {"role": "simulation", "number": 0}]
         doors = [
             Door(address, TOKEN, senders, [({"finished": 3}, []), ({"failed": "why"}, [])]),
             Door(tasks.url, tasks.token, roles, [({"report": True}, [X]), ({"finished": 3}, [])]),
             Door(
-                worker, key, [{"stream": 10**6 + n} for n in range(3)], [({"sample": 0}, [X]), ({"end": True}, [])]
+                worker,
+                key,
+                [{"stream": 10**6 + n} for n in range(3)],
+                [({"sample": 0}, [X]), ({"end": True}, [])],
             ),
         ]
         attack(Target(doors, check), seed, messages)
         assert told() == (key, worker)  # which was not replaced
         stopping.told = True
-        with suppress(OSError, TrainingEndedError):  # the record of this sample stops the fit, or one before it
+        # The record of this sample stops the fit, or one before it.
+        with suppress(OSError, TrainingEndedError):
             check()
         fitting.join(LIMIT)
         fitting.result()
@@ -230,21 +263,35 @@ class FitOfNobody(EventLoop):
             engine=engine,
             num_workers=2,
             regroup=lambda groups: None,
-            model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
+            model=SimpleNamespace(
+                built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))
+            ),
             states=[(), ()],
             merge_state=NOTHING_KEPT,
             device=lambda worker: "cpu",
             resources=Resources(),
         )
-        options = OnlineOptions(buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server"))
-        shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
+        options = OnlineOptions(
+            buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server")
+        )
+        shared = {
+            "host": None,
+            "server_address": None,
+            "num_workers": 2,
+            "options": options,
+            "seed": 0,
+        }
         self._job = job = worker_task.OnlineJob(coordinator=coordinator, key=KEY, **shared)
         reports = records.Reports(2, None)
         self.recorder = SimpleNamespace(reports=reports, complete=lambda: None)
         self._workers = workers.Workers(session, job, reports, Path(folder))
         self._router = workers.StreamRouter(self._workers.all, KEY, paired=False)
-        simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)
-        self._runs = sources.SimulationRuns(simulations, Inputs(simulations.inputs), engine, self._router, job)
+        simulations = Simulations(
+            print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
+        )
+        self._runs = sources.SimulationRuns(
+            simulations, Inputs(simulations.inputs), engine, self._router, job
+        )
         self._senders = sources.ExternalSenders(10**6, self._router)
 
     def step(self, server):
@@ -304,7 +351,8 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
         warnings.simplefilter("ignore")  # of simulations and senders that fail
         coordinator = AcceptedTasks(str(tmp_path))
         stack.callback(coordinator.close)
-        tasks, senders = coordinator.server.address, coordinator.senders
+        tasks = coordinator.server.address
+        senders = coordinator.senders
 
         def check():
             with senders.connect({"role": "sender", "name": None}) as client:
@@ -329,7 +377,10 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
             Door(
                 tasks.url,
                 tasks.token,
-                [*({"role": "simulation", "number": number} for number in range(20)), {"role": "evaluation"}],
+                [
+                    *({"role": "simulation", "number": number} for number in range(20)),
+                    {"role": "evaluation"},
+                ],
                 [
                     ({"finished": 3}, []),
                     ({"interrupted": "lost"}, []),

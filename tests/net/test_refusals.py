@@ -1,4 +1,6 @@
-"""One message ends no server: its sender gets an error and is disconnected, and others are served."""
+"""One message ends no server: its sender gets an error and is disconnected, and others are
+served.
+"""
 
 import json
 import logging
@@ -71,7 +73,9 @@ def test_a_parameter_server_outlives(serving, malformed, greeted):
     with FuzzingClient(serving.address, serving.token) as client:
         greeting = encoded({"arrays": []} | GREETING | client.proof)
         before = [[greeting]] if greeted else []
-        first = {"arrays": [["uint8", [1]]]} | MALFORMED[malformed] | ({} if greeted else client.proof)
+        first = (
+            {"arrays": [["uint8", [1]]]} | MALFORMED[malformed] | ({} if greeted else client.proof)
+        )
         answer = answer_of(client, *before, [encoded(first), b"1"])
         assert len(json.dumps(answer["error"])) < 2**19
 
@@ -113,7 +117,16 @@ def test_the_address_for_senders_outlives_any_role(role):
 @pytest.mark.parametrize("address", [None, LOOPBACK], ids=["socket file", "TCP"])
 @pytest.mark.parametrize(
     ("stream", "sample"),
-    [(10**30, 0), (-1, 0), (float("inf"), 0), ("\ud800", 0), (LONG, 0), (0, 10**30), (0, -1), (0, 2**63 - 1)],
+    [
+        (10**30, 0),
+        (-1, 0),
+        (float("inf"), 0),
+        ("\ud800", 0),
+        (LONG, 0),
+        (0, 10**30),
+        (0, -1),
+        (0, 2**63 - 1),
+    ],
     ids=lambda value: repr(value)[:9],
 )
 def test_a_worker_outlives_numbers_that_no_checkpoint_can_hold(make_stub, address, stream, sample):
@@ -129,9 +142,16 @@ def test_a_worker_outlives_numbers_that_no_checkpoint_can_hold(make_stub, addres
 
 @pytest.mark.parametrize(
     ("fields", "arrays", "reason"),
-    [({}, 0, "0 arrays"), ({}, 3, "3 arrays"), ({"step": -1}, 1, "step=-1"), ({"step": None}, 1, "int")],
+    [
+        ({}, 0, "0 arrays"),
+        ({}, 3, "3 arrays"),
+        ({"step": -1}, 1, "step=-1"),
+        ({"step": None}, 1, "int"),
+    ],
 )
-def test_a_worker_refuses_samples_without_x_and_steps_that_are_none(make_stub, fields, arrays, reason):
+def test_a_worker_refuses_samples_without_x_and_steps_that_are_none(
+    make_stub, fields, arrays, reason
+):
     stub = make_stub(make("FIFO", 9))
     with Address(stub.url, KEY).connect({"stream": 0}) as connection:
         connection.send({"sample": 0} | fields, [np.zeros(2)] * arrays)
@@ -217,15 +237,21 @@ def test_a_server_whose_connections_nobody_watches_says_so(monkeypatch):
         monkeypatch.setattr("compss_train.net.server.time", None)
         with server.address.connect({"n": 1}):
             pass
-        with pytest.raises(RuntimeError, match="the thread that watches connections has died: AttributeError"):
+        with pytest.raises(
+            RuntimeError, match=("the thread that watches connections has died: AttributeError")
+        ):
             wait_until(lambda: server.receive() == "never")
 
 
 def test_a_parameter_server_that_dies_is_named_to_its_clients_at_once(serving_that_dies):
     serving, client = serving_that_dies
-    with pytest.raises(RuntimeError, match=r"the thread of the parameter server at .* has died: KeyError: 'a bug'"):
+    with pytest.raises(
+        RuntimeError, match=r"the thread of the parameter server at .* has died: KeyError: 'a bug'"
+    ):
         client.pull("w")
-    with pytest.raises(RuntimeError, match=r"the thread of the parameter server at .* has died: KeyError"):
+    with pytest.raises(
+        RuntimeError, match=r"the thread of the parameter server at .* has died: KeyError"
+    ):
         serving.close()
     serving.close()
 
@@ -252,13 +278,17 @@ def test_a_receiver_that_dies_is_named_to_its_worker_and_its_senders(make_stub, 
         with pytest.raises(OSError, match="is lost"):
             connection.read("never")
     wait_until(lambda: stub.receiver.failed is not None)
-    assert str(stub.receiver.failed) == "the thread that receives samples has died: KeyError: 'a bug'"
+    assert str(stub.receiver.failed) == (
+        "the thread that receives samples has died: KeyError: 'a bug'"
+    )
 
 
 # Texts
 
 
-@given(st.text(st.characters(), max_size=20).map(lambda text: text * 5000) | st.text(st.characters()))
+@given(
+    st.text(st.characters(), max_size=20).map(lambda text: text * 5000) | st.text(st.characters())
+)
 @example("\ud800" * 10**6)
 @example("\U0001f600" * 10**6)
 @example("\x01" * 10**6)

@@ -1,4 +1,6 @@
-"""An engine for online fits, workers that only receive, checks that threads end, short waits, and a clock."""
+"""An engine for online fits, workers that only receive, checks that threads end, short waits, and a
+clock.
+"""
 
 import threading
 import time
@@ -51,4 +53,6 @@ def check_threads():
     """Check that all threads of the coordinator end."""
     before = set(threading.enumerate())
     yield
-    wait_until(lambda: not [t for t in threading.enumerate() if t not in before and t.name in FIT_THREADS])
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t not in before and t.name in FIT_THREADS]
+    )

@@ -1,4 +1,6 @@
-"""Online fits with default options: of networks that count samples, and of networks like a plain PyTorch loop's."""
+"""Online fits with default options: of networks that count samples, and of networks like a plain
+PyTorch loop's.
+"""
 
 import torch
 from torch import nn
@@ -16,13 +18,24 @@ SIMULATIONS = {"count", "retries", "timeout", "pairing", "senders", "address", "
 
 def online(trainer, simulate, inputs, **options):
     """Fit with options of ``fit_online``, of its simulations and of its merge."""
-    simulations = Simulations(simulate, inputs, **{name: options.pop(name) for name in SIMULATIONS & {*options}})
+    simulations = Simulations(
+        simulate, inputs, **{name: options.pop(name) for name in SIMULATIONS & {*options}}
+    )
     merge = Merge(**{name: options.pop(name) for name in MERGE & {*options}})
     return trainer.fit_online(simulations, merge=merge, **(DEFAULTS | options))
 
 
 def run_fit(
-    engine, net, simulate, inputs, *, workers=1, loss=sum_loss, optimizer=COUNTING_SGD, transform=None, **options
+    engine,
+    net,
+    simulate,
+    inputs,
+    *,
+    workers=1,
+    loss=sum_loss,
+    optimizer=COUNTING_SGD,
+    transform=None,
+    **options,
 ):
     """Fit a network that counts samples; return the trainer and the exception or None."""
     trainer = build_trainer(engine, workers, net, optimizer, loss, seed=0, transform=transform)
@@ -45,7 +58,9 @@ def split_range(samples, size):
     return [range(start, min(samples, start + size)) for start in range(0, samples, size)]
 
 
-def build_trainer(engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3, **options):
+def build_trainer(
+    engine, workers, net, optimizer=SGD, loss="cross_entropy", metric=None, seed=3, **options
+):
     trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
     trainer.build(net, optimizer, loss, metric, **options)
     return trainer

@@ -57,7 +57,8 @@ class SampleConnection(Closable):
 
     def __init__(self, url, stream, token=KEY):
         self.connection = Address(url, token).connect({"stream": stream})
-        self.stream, self.credit = stream, 0
+        self.stream = stream
+        self.credit = 0
         self.offset = self.read("next")["next"]
 
     def read(self, name):
@@ -72,7 +73,9 @@ class SampleConnection(Closable):
         while not self.credit:
             assert "error" not in self.read("credit")
         self.credit -= 1
-        self.connection.send({"sample": number, **fields}, arrays or number_sample(100 * self.stream + number))
+        self.connection.send(
+            {"sample": number, **fields}, arrays or number_sample(100 * self.stream + number)
+        )
 
     def send_all(self, samples, *, paired=False):
         for number in samples:

@@ -1,8 +1,8 @@
 """Simulations of countable samples and networks that count them; they run in other processes.
 
-Samples are one-hot, and the network is a matrix whose weights decrease by one each time a sample is trained on, so
-that the parameters show which samples were lost or trained on twice. ``Fault``, ``TouchFile`` and ``CallAll`` are
-called with the number of a sample, or the numbers of a batch.
+Samples are one-hot, and the network is a matrix whose weights decrease by one each time a sample is
+trained on, so that the parameters show which samples were lost or trained on twice. ``Fault``,
+``TouchFile`` and ``CallAll`` are called with the number of a sample, or the numbers of a batch.
 """
 
 import itertools
@@ -23,7 +23,9 @@ COUNTING_SGD = {"optimizer": "sgd", "lr": 1.0}
 
 
 def sum_loss(output, target):
-    """The loss of the counting network: its gradient by a weight is how often that sample is in the batch."""
+    """The loss of the counting network: its gradient by a weight is how often that sample is in the
+    batch.
+    """
     return output.sum()
 
 
@@ -35,9 +37,13 @@ def sample_counts(parameters, workers: int) -> list[int]:
 
 
 class CountingNet(nn.Linear):
-    """The network that counts; calls ``on_batch`` with the samples of every batch before it trains on them."""
+    """The network that counts; calls ``on_batch`` with the samples of every batch before it trains
+    on them.
+    """
 
-    def __init__(self, samples: int, on_batch: Callable[[Sequence[int]], None] | None = None) -> None:
+    def __init__(
+        self, samples: int, on_batch: Callable[[Sequence[int]], None] | None = None
+    ) -> None:
         super().__init__(samples, 1, bias=False)
         nn.init.zeros_(self.weight)
         self.on_batch = on_batch
@@ -62,7 +68,9 @@ def one_hot(number: int, samples: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class OneHotSimulation:
-    """Yields the samples of the numbers in its input; ``before`` is called with each number first."""
+    """Yields the samples of the numbers in its input; ``before`` is called with each number
+    first.
+    """
 
     samples: int
     before: Callable[[int], None] | None = None
@@ -126,7 +134,9 @@ class Fault:
     """A file to wait for first."""
 
     def __call__(self, number: int | Sequence[int]) -> None:
-        if (number == self.at if isinstance(number, int) else self.at in number) and self.times > self.count:
+        if (
+            number == self.at if isinstance(number, int) else self.at in number
+        ) and self.times > self.count:
             if self.after is not None:
                 wait_for_file(self.after)
             increment(self.folder / f"fault-{self.at}")
@@ -175,8 +185,8 @@ def kill_process() -> None:
 def free_port() -> int:
     """Return a port of this machine that is this program's until it ends.
 
-    It stays bound, so that no other program, nor a client that connects, gets it; nothing listens at it, so that a
-    server may, which shares the address as all servers do on Unix.
+    It stays bound, so that no other program, nor a client that connects, gets it; nothing listens
+    at it, so that a server may, which shares the address as all servers do on Unix.
     """
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -25,10 +25,14 @@ class StubCoordinator:
         self.server = EventServer(HERE)
         self.address = self.server.address
         self.url = self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN).url
-        self.workers = [SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)]
+        self.workers = [
+            SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)
+        ]
         self.router = StreamRouter(self.workers, KEY, paired=paired)
         self.senders = ExternalSenders(senders, self.router)
-        self.events, self.warnings, self.clients = [], [], []
+        self.events = []
+        self.warnings = []
+        self.clients = []
         self._calls = queue.SimpleQueue()
         self._closed = threading.Event()
         self._thread = Thread(self._run)
@@ -60,7 +64,8 @@ class StubCoordinator:
 
     def call(self, action):
         """Call a function in the coordinator's thread; return its result."""
-        returned, done = [], threading.Event()
+        returned = []
+        done = threading.Event()
 
         def run():
             returned.append(action())
@@ -83,7 +88,9 @@ class StubCoordinator:
 
     def received(self, key):
         """Return the values received under a key."""
-        return [header[key] for _, header in list(self.events) if header is not None and key in header]
+        return [
+            header[key] for _, header in list(self.events) if header is not None and key in header
+        ]
 
     def wait_for(self, key, times=1):
         wait_until(lambda: len(self.received(key)) >= times)
@@ -125,7 +132,9 @@ class StubFit:
     """A coordinator and its workers."""
 
     def __init__(self, coordinator, workers, paired):
-        self.coordinator, self.workers, self._paired = coordinator, workers, paired
+        self.coordinator = coordinator
+        self.workers = workers
+        self._paired = paired
 
     def kill(self, worker):
         """Close a worker after the coordinator has noticed its death."""
@@ -135,7 +144,9 @@ class StubFit:
     def replace(self, worker, offsets=None, capacity=200):
         """Start a replacement of a worker, which has some samples of some streams."""
         kind = "SimPairedReservoir" if self._paired else "FIFO"
-        self.workers[worker] = StubWorker(make(kind, capacity), paired=self._paired, offsets=offsets)
+        self.workers[worker] = StubWorker(
+            make(kind, capacity), paired=self._paired, offsets=offsets
+        )
         self.coordinator.set_url(worker, self.workers[worker].url)
 
 
@@ -157,7 +168,10 @@ END_TRAINING = {
     "stop": lambda running: running.coordinator.broadcast({"stop": True}),
     "senders' stop": lambda running: running.coordinator.call(running.coordinator.senders.stop),
     "close": lambda running: running.coordinator.close(),
-    "all": lambda running: [running.coordinator.close(), *(stub.close() for stub in running.workers)],
+    "all": lambda running: [
+        running.coordinator.close(),
+        *(stub.close() for stub in running.workers),
+    ],
 }
 """Ways in which training ends, by name."""
 

@@ -1,4 +1,5 @@
-"""A study that counts its samples: study_program.py FOLDER KIND; FOLDER gets its saves, and then ``ended.json``.
+"""A study that counts its samples: study_program.py FOLDER KIND; FOLDER gets its saves, and then
+``ended.json``.
 
 With ``lockstep`` as its kind, a study that chooses inputs and has its bits in that file.
 """
@@ -16,9 +17,18 @@ from torch import nn
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, SpacedInputs
 from compss_train.callbacks import Checkpoint
 from tests.helpers.waiting import pause
-from tests.online.simulations import COUNTING_SGD, CountingNet, increment, one_hot, sample_counts, sum_loss
+from tests.online.simulations import (
+    COUNTING_SGD,
+    CountingNet,
+    increment,
+    one_hot,
+    sample_counts,
+    sum_loss,
+)
 
-WORKERS, SIMULATIONS, STEPS = 2, 20, 20
+WORKERS = 2
+SIMULATIONS = 20
+STEPS = 20
 SAMPLES = SIMULATIONS * STEPS
 
 
@@ -47,7 +57,9 @@ def main(folder: Path, kind: str) -> None:
         resume=True,
     )
     counts = sample_counts(parameters, WORKERS)
-    (folder / "ended.json").write_text(json.dumps({"counts": counts, "record": trainer.history[-1]}))
+    (folder / "ended.json").write_text(
+        json.dumps({"counts": counts, "record": trainer.history[-1]})
+    )
     trainer.close()
 
 
@@ -70,7 +82,9 @@ def lockstep(folder: Path) -> None:
     trainer = DistributedTrainer(1, engine="local", seed=0, threads=1)
     trainer.build(net, {"optimizer": "adam", "lr": 0.01}, "mse")
     parameters = trainer.fit_online(
-        Simulations(wave, SpacedInputs([(0, 2), (0, 1)], SIMULATIONS, three_times, seed=4), lockstep=True),
+        Simulations(
+            wave, SpacedInputs([(0, 2), (0, 1)], SIMULATIONS, three_times, seed=4), lockstep=True
+        ),
         buffer=BufferSpec("FIFO", 40),
         batch_size=7,
         merge=Merge(every=3),
@@ -79,11 +93,15 @@ def lockstep(folder: Path) -> None:
         progress=False,
         resume=True,
     )
-    bits = hashlib.sha256(b"".join(parameters[name].tobytes() for name in sorted(parameters))).hexdigest()
+    bits = hashlib.sha256(
+        b"".join(parameters[name].tobytes() for name in sorted(parameters))
+    ).hexdigest()
     inputs = [drawn for record in trainer.history for drawn in record.get("inputs", ())]
     (folder / "ended.json").write_text(json.dumps({"bits": bits, "inputs": inputs}))
     trainer.close()
 
 
 if __name__ == "__main__":
-    lockstep(Path(sys.argv[1])) if sys.argv[2] == "lockstep" else main(Path(sys.argv[1]), sys.argv[2])
+    lockstep(Path(sys.argv[1])) if sys.argv[2] == "lockstep" else main(
+        Path(sys.argv[1]), sys.argv[2]
+    )

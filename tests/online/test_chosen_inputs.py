@@ -1,4 +1,6 @@
-"""Fits whose inputs a sampler chooses: what it sees, that training keeps its bits, and that runs repeat."""
+"""Fits whose inputs a sampler chooses: what it sees, that training keeps its bits, and that runs
+repeat.
+"""
 
 import numpy as np
 import pytest
@@ -29,11 +31,16 @@ class Listed(InputSampler):
     """Chooses the items of a list, and keeps a copy of the table at every draw."""
 
     def __init__(self, items, predicts=False):
-        self.items, self.tables, self.predicted, self.predicts = list(items), [], [], predicts
+        self.items = list(items)
+        self.tables = []
+        self.predicted = []
+        self.predicts = predicts
 
     def next(self, table):
         columns = "number", "complete", "trained", "loss", "excess"
-        self.tables.append({name: getattr(table, name).copy() for name in columns} | {"inputs": [*table.inputs]})
+        self.tables.append(
+            {name: getattr(table, name).copy() for name in columns} | {"inputs": [*table.inputs]}
+        )
         if self.predicts:
             x = np.full((3, 2), 0.5, np.float32)
             self.predicted.append(table.predict(x))
@@ -56,10 +63,21 @@ def wave_net():
     return mlp(inputs=2, outputs=1)
 
 
-def fit(engine, sampler, simulate=waves, net=None, optimizer=ADAM, loss="mse", workers=1, lockstep=True, **options):
+def fit(
+    engine,
+    sampler,
+    simulate=waves,
+    net=None,
+    optimizer=ADAM,
+    loss="mse",
+    workers=1,
+    lockstep=True,
+    **options,
+):
     step = options.pop("training_step", None)
     trainer = build_trainer(engine, workers, net or wave_net(), optimizer, loss, training_step=step)
-    count, pairs = options.pop("count", 1), options.pop("pairing", None)
+    count = options.pop("count", 1)
+    pairs = options.pop("pairing", None)
     simulations = Simulations(simulate, sampler, count=count, pairing=pairs, lockstep=lockstep)
     defaults = {"buffer": FIFO, "batch_size": 5, "merge": Merge(every=2), "progress": False}
     trainer.fit_online(simulations, **(defaults | options))
@@ -67,21 +85,28 @@ def fit(engine, sampler, simulate=waves, net=None, optimizer=ADAM, loss="mse", w
 
 
 def test_the_table_has_the_losses_of_a_plain_loop(local):
-    """In lockstep all full batches are reported: loss and excess of each simulation are those of a plain loop."""
+    """In lockstep all full batches are reported: loss and excess of each simulation are those of a
+    plain loop.
+    """
     inputs = [0.3, 0.9, 2.0, 1.1]
     sampler = Listed(inputs)
     trainer = fit(local, sampler)
     tables = sampler.tables
     assert [len(each["inputs"]) for each in tables] == [0, 1, 2, 3, 4]
     assert [each["trained"].sum() for each in tables] == [0, 5, 10, 20, 25]
-    assert all(each["complete"].all() and each["inputs"] == inputs[:n] for n, each in enumerate(tables))
+    assert all(
+        each["complete"].all() and each["inputs"] == inputs[:n] for n, each in enumerate(tables)
+    )
     torch.manual_seed(3)
     net = wave_net()
     plain = torch.optim.Adam(net.parameters(), lr=0.01)
     rows = [row for value in inputs for row in waves(value)]
-    loss, excess = np.full(28, np.nan), np.zeros(28)
+    loss = np.full(28, np.nan)
+    excess = np.zeros(28)
     for start in range(0, 25, 5):
-        x, y = (torch.from_numpy(np.stack(part)) for part in zip(*rows[start : start + 5], strict=True))
+        x, y = (
+            torch.from_numpy(np.stack(part)) for part in zip(*rows[start : start + 5], strict=True)
+        )
         losses = (net(x) - y).square().mean(1)
         plain.zero_grad()
         losses.mean().backward()
@@ -90,9 +115,13 @@ def test_the_table_has_the_losses_of_a_plain_loop(local):
         loss[start : start + 5] = values
         excess[start : start + 5] = np.maximum(0, (values - values.mean()) / values.std())
     np.testing.assert_allclose(tables[-1]["loss"], np.nanmean(loss.reshape(4, 7), 1), rtol=1e-4)
-    np.testing.assert_allclose(tables[-1]["excess"], excess.reshape(4, 7).sum(1), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        tables[-1]["excess"], excess.reshape(4, 7).sum(1), rtol=1e-3, atol=1e-4
+    )
     drawn = [each for record in trainer.history for each in record.get("inputs", ())]
-    assert drawn == [{"simulation": n, "input": value, "origin": ""} for n, value in enumerate(inputs)]
+    assert drawn == [
+        {"simulation": n, "input": value, "origin": ""} for n, value in enumerate(inputs)
+    ]
 
 
 @pytest.mark.parametrize("needs", [Listed, Blind])
@@ -109,7 +138,9 @@ def test_a_sampler_changes_no_bit_of_training(local, needs):
 def test_two_runs_in_lockstep_choose_the_same_inputs_and_have_the_same_bits(local):
     runs = [fit(local, SpacedInputs([(0, 3)], 14, three_times, seed=4)) for _ in range(2)]
     assert_same_bits(*(run.get_parameters() for run in runs))
-    first, second = ([each for record in run.history for each in record.get("inputs", ())] for run in runs)
+    first, second = (
+        [each for record in run.history for each in record.get("inputs", ())] for run in runs
+    )
     assert first == second
     assert [each["origin"] for each in first] == [*["first"] * 10, *["far and hard"] * 4]
 
@@ -123,14 +154,17 @@ def test_every_buffer_is_waited_for(local, kind):
 
 
 def test_workers_put_their_losses_together(local):
-    """Every sample counts once, whichever worker trained it, with simulations that run at the same time."""
+    """Every sample counts once, whichever worker trained it, with simulations that run at the same
+    time.
+    """
     sampler = Listed([0.5, 1.0, 1.5, 2.0])
     fit(local, sampler, workers=2, count=2, batch_size=1)
     last = sampler.tables[-1]
     ended = last["complete"]
     assert ended.sum() >= 3  # the last draw waits for one of two
     assert (last["trained"] <= STEPS).all()
-    assert (last["trained"][ended] == STEPS).sum() >= 2  # another may have ended since the workers had trained all
+    # Another may have ended since the workers had trained all.
+    assert (last["trained"][ended] == STEPS).sum() >= 2
     np.testing.assert_array_equal(np.isfinite(last["loss"]), last["trained"] > 0)
 
 
@@ -147,13 +181,17 @@ def test_pairs_count_for_their_simulation(local):
 
 
 def test_predictions_are_of_the_global_parameters(local):
-    """The newest copy is that of a plain loop's batches so far, and earlier draws' copies come before it."""
+    """The newest copy is that of a plain loop's batches so far, and earlier draws' copies come
+    before it.
+    """
     sampler = Listed([0.3, 0.9], predicts=True)
     trainer = fit(local, sampler, merge=Merge(every=1))
     assert [each.shape for each in sampler.predicted] == [(1, 3, 1), (2, 3, 1), (3, 3, 1)]
     np.testing.assert_array_equal(sampler.predicted[2][:2], sampler.predicted[1])
     whole = build_trainer(local, 1, wave_net(), ADAM, "mse")
-    np.testing.assert_allclose(sampler.predicted[0][0], whole.predict(np.full((3, 2), 0.5, np.float32)), rtol=1e-6)
+    np.testing.assert_allclose(
+        sampler.predicted[0][0], whole.predict(np.full((3, 2), 0.5, np.float32)), rtol=1e-6
+    )
     assert len(trainer.history)
 
 
@@ -169,7 +207,8 @@ class CountsThreads(nn.Module):
 
 
 def test_predictions_leave_the_other_cores_to_the_workers(local):
-    sampler, before = Listed([0.3], predicts=True), torch.get_num_threads()
+    sampler = Listed([0.3], predicts=True)
+    before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         fit(local, sampler, net=CountsThreads(), optimizer=SGD | {"lr": 0.0})
@@ -194,7 +233,8 @@ def without_losses(model, batch, context):
 
 
 def test_a_training_step_may_return_its_losses(local):
-    ours, plain = Listed([0.3, 0.9]), Listed([0.3, 0.9])
+    ours = Listed([0.3, 0.9])
+    plain = Listed([0.3, 0.9])
     fit(local, ours, loss=None, training_step=own_step)
     fit(local, plain)
     np.testing.assert_allclose(ours.tables[-1]["loss"], plain.tables[-1]["loss"])
@@ -208,7 +248,9 @@ def test_a_loss_without_losses_of_samples_is_an_error_before_any_task(local, rai
     with raises(ValueError, "the loss mean_only returns one number for a batch"):
         fit(local, Listed([0.3]), simulate=None.__ne__, loss=mean_only)
     fit(local, Blind([0.3]), loss=mean_only)
-    with raises(ValueError, "a sampler of inputs needs the loss of each of 5 samples, and got None"):
+    with raises(
+        ValueError, ("a sampler of inputs needs the loss of each of 5 samples, and got None")
+    ):
         fit(local, Listed([0.3]), loss=None, training_step=without_losses)
 
 

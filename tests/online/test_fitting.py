@@ -1,4 +1,6 @@
-"""fit_online without failures: equality with a plain loop, each sample trained on, ends, pairs, further fits."""
+"""fit_online without failures: equality with a plain loop, each sample trained on, ends, pairs,
+further fits.
+"""
 
 import itertools
 from unittest.mock import patch
@@ -10,7 +12,15 @@ from torch import nn
 
 from compss_train import BufferSpec, Merge, SimulationError
 from compss_train.online.records import Reports
-from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    awkward_net,
+    classification,
+    mlp,
+)
 from tests.helpers.tolerances import adam_error, sgd_error
 from tests.online.fits import FIFO, batches_of, build_trainer, fit_online, plain_loop
 from tests.online.simulations import (
@@ -35,7 +45,9 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize(("name", "merge_every"), [("momentum", 1), ("adam", 3), ("momentum", 1000)])
+@pytest.mark.parametrize(
+    ("name", "merge_every"), [("momentum", 1), ("adam", 3), ("momentum", 1000)]
+)
 def test_one_worker_and_one_simulator_equal_the_plain_loop(local, name, merge_every):
     x, y = classification(samples=60)
     spec, plain = PLAIN[name]
@@ -48,7 +60,8 @@ def test_one_worker_and_one_simulator_equal_the_plain_loop(local, name, merge_ev
 
 def test_double_precision_equals_the_plain_loop_up_to_rounding(local):
     x, y = classification(samples=40)
-    x, y = x.astype(np.float64), y[:, None].astype(np.float64)
+    x = x.astype(np.float64)
+    y = y[:, None].astype(np.float64)
     net = mlp(outputs=1).double()
     trainer = build_trainer(local, 1, net, ADAM, "mse")
     ours = fit_online(trainer, simulate_rows, [(x, y)])
@@ -109,7 +122,9 @@ def test_samples_without_y_are_their_own_targets(local):
     x, _ = classification(samples=30)
     net = mlp(outputs=6)
     ours = fit_online(build_trainer(local, 1, net, SGD, "mse"), simulate_rows, [(x,)], batch_size=4)
-    assert_same_bits(ours, plain_loop(net, PLAIN["momentum"][1], batches_of(4, x), nn.functional.mse_loss))
+    assert_same_bits(
+        ours, plain_loop(net, PLAIN["momentum"][1], batches_of(4, x), nn.functional.mse_loss)
+    )
 
 
 # Every sample is trained on
@@ -123,8 +138,12 @@ KINDS = {"FIFO": FIFO, "FIRO": BufferSpec("FIRO", 24, threshold=9)}
 )
 def test_queues_train_each_sample_once(local, buffer, workers, simulators, transform):
     numbers = [range(40), range(40, 41), (), range(41, 60), range(60, 101)]
-    trainer = build_trainer(local, workers, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform)
-    parameters = fit_online(trainer, OneHotSimulation(101), numbers, buffer=buffer, count=simulators, every=2)
+    trainer = build_trainer(
+        local, workers, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform
+    )
+    parameters = fit_online(
+        trainer, OneHotSimulation(101), numbers, buffer=buffer, count=simulators, every=2
+    )
     assert sample_counts(parameters, workers) == [1] * 101
     assert sum(record["samples"] for record in trainer.history) == 101
     last = trainer.history[-1]
@@ -134,7 +153,9 @@ def test_queues_train_each_sample_once(local, buffer, workers, simulators, trans
     assert last["simulations"] == {"running": 0, "done": 5, "failed": 0}
 
 
-@pytest.mark.parametrize(("kind", "transform"), [("Reservoir", slow_copy), ("BatchReservoir", None)])
+@pytest.mark.parametrize(
+    ("kind", "transform"), [("Reservoir", slow_copy), ("BatchReservoir", None)]
+)
 def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
     trainer = build_trainer(local, 2, CountingNet(101), COUNTING_SGD, sum_loss, transform=transform)
     numbers = [range(40), range(40, 60), range(60, 101)]
@@ -146,7 +167,8 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
         count=2,
         batch_size=4,
     )
-    trained, last = sample_counts(parameters, 2), trainer.history[-1]
+    trained = sample_counts(parameters, 2)
+    last = trainer.history[-1]
     assert min(trained) >= 1
     assert last["repetitions"] == [trained.count(times) for times in range(max(trained) + 1)]
     assert sum(record["samples"] for record in trainer.history) == sum(trained)
@@ -155,8 +177,13 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
 
 @pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
 def test_a_limit_of_repetitions_holds_until_the_simulations_have_ended(local, tmp_path, kind):
-    """The worker waits for the simulation, which goes on when that was reported; the records have the seconds."""
-    waited, capacity, reported, add = tmp_path / "waited", 20, [], Reports.add
+    """The worker waits for the simulation, which goes on when that was reported; the records have
+    the seconds.
+    """
+    waited = tmp_path / "waited"
+    capacity = 20
+    reported = []
+    add = Reports.add
     options = {"buffer": BufferSpec(kind, capacity, threshold=4, max_repeats=2), "batch_size": 4}
     trainer = build_trainer(local, 1, CountingNet(60), COUNTING_SGD, sum_loss)
     simulate = OneHotSimulation(60, TouchFile(30, until=waited))
@@ -180,7 +207,9 @@ def test_a_limit_of_repetitions_holds_until_the_simulations_have_ended(local, tm
 
 def test_simulations_without_samples_train_nothing_and_are_an_error(local):
     trainer = build_trainer(local, 2, CountingNet(5), COUNTING_SGD, sum_loss)
-    with pytest.raises(SimulationError, match="2 simulations have ended, and none has sent a sample"):
+    with pytest.raises(
+        SimulationError, match=("2 simulations have ended, and none has sent a sample")
+    ):
         fit_online(trainer, OneHotSimulation(5), [(), ()])
     assert sample_counts(trainer.get_parameters(), 2) == [0] * 5
     assert [record["samples"] for record in trainer.history] == [0]
@@ -190,11 +219,12 @@ def test_simulations_without_samples_train_nothing_and_are_an_error(local):
 def test_a_threshold_above_all_samples_is_named_at_the_end(local):
     options = {"buffer": BufferSpec("Reservoir", 16, threshold=11), "batch_size": 5}
     trainer = build_trainer(local, 2, CountingNet(20), COUNTING_SGD, sum_loss)
-    said = (
-        r"a worker has received 10 samples, fewer than the threshold of its buffer, 11: it has trained only after"
-    )
+    said = r"a worker has received 10 samples, fewer than the threshold of its buffer, 11: it has trained only after"
     with pytest.warns(UserWarning, match=said):
-        assert min(sample_counts(fit_online(trainer, OneHotSimulation(20), [range(20)], **options), 2)) >= 1
+        assert (
+            min(sample_counts(fit_online(trainer, OneHotSimulation(20), [range(20)], **options), 2))
+            >= 1
+        )
 
 
 # Maximum number of batches
@@ -206,7 +236,10 @@ def test_max_batches_ends_everything(local, tmp_path, kind, transform):
     options = {"buffer": BufferSpec(kind, 16), "count": 2, "batch_size": 4, "max_batches": 6}
     parameters = fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
     assert sum(sample_counts(parameters, 2)) == 2 * 6 * 4
-    batches = [sum(record["workers"][worker]["batches"] for record in trainer.history) for worker in range(2)]
+    batches = [
+        sum(record["workers"][worker]["batches"] for record in trainer.history)
+        for worker in range(2)
+    ]
     assert batches == [6, 6]
     if kind == "Reservoir":  # each fit counts its own batches
         fit_online(trainer, EndlessSimulation(10, tmp_path), itertools.count(), **options)
@@ -223,7 +256,8 @@ def trajectory(simulation):
 
 class PairNet(nn.Linear):
     def forward(self, x):
-        earlier, later = x[:, :2], x[:, 3:5]
+        earlier = x[:, :2]
+        later = x[:, 3:5]
         assert torch.equal(earlier[:, 0], later[:, 0]), "pairs are of one simulation"
         assert (earlier[:, 1] < later[:, 1]).all(), "the earlier comes first"
         assert torch.equal(x[:, 2], earlier[:, 0] + 10 * earlier[:, 1])
@@ -243,12 +277,24 @@ def test_pairs_come_from_one_simulation(local):
 
 
 def test_simulations_do_not_take_the_numbers_of_senders(local):
-    """One whose number a sender has would send nothing: the sender's samples would be taken for its own."""
+    """One whose number a sender has would send nothing: the sender's samples would be taken for its
+    own.
+    """
     trainer = build_trainer(local, 1, PairNet(5, 1), SGD, lambda output, target: output.mean() * 0)
     buffer = BufferSpec("SimPairedReservoir", 20, threshold=3, sweep_size=3, nb_time_steps=8)
     given = {"senders": 1, "address": f"tcp://127.0.0.1:{free_port()}", "token": "ours alone"}
-    with pytest.raises(ValueError, match="sweep_size=3: inputs= has more than 2 simulations beside senders=1"):
-        fit_online(trainer, trajectory, iter(range(3)), buffer=buffer, pairing=pairing, max_time=15.0, **given)
+    with pytest.raises(
+        ValueError, match=("sweep_size=3: inputs= has more than 2 simulations beside senders=1")
+    ):
+        fit_online(
+            trainer,
+            trajectory,
+            iter(range(3)),
+            buffer=buffer,
+            pairing=pairing,
+            max_time=15.0,
+            **given,
+        )
 
 
 # Several fits of one trainer
@@ -260,7 +306,9 @@ def test_fits_continue_from_each_other(local):
     fit_online(trainer, simulate_rows, [(x[:21], y[:21])])
     numbers = len(trainer.history)
     fit_online(trainer, simulate_rows, [(x[21:42], y[21:42])])
-    trainer.fit(x[42:63], y[42:63], num_epochs=1, batch_size=7, shuffle=None, shuffle_block_data=False)
+    trainer.fit(
+        x[42:63], y[42:63], num_epochs=1, batch_size=7, shuffle=None, shuffle_block_data=False
+    )
     ours = fit_online(trainer, simulate_rows, [(x[63:], y[63:])])
     assert_same_bits(ours, plain_loop(awkward_net(), PLAIN["adam"][1], batches_of(7, x, y)))
     assert numbers < len(trainer.history)

@@ -39,7 +39,9 @@ class RaisingNet(CountingNet):
 
 
 def test_an_exception_in_the_network_ends_the_fit_at_once(local):
-    _, error = run_fit(local, RaisingNet(20, 7), OneHotSimulation(20), itertools.repeat(range(20)), workers=2)
+    _, error = run_fit(
+        local, RaisingNet(20, 7), OneHotSimulation(20), itertools.repeat(range(20)), workers=2
+    )
     assert isinstance(error, LookupError)
     assert "not 7, please" in str(error)
     assert isinstance(error.__cause__, WorkerTraceback)
@@ -52,11 +54,16 @@ def test_a_nan_loss_raises(local, merge_every, record_every, bad):
     x, y = classification(samples=20)
     x[bad] = np.nan
     options = {"record_every": record_every, "every": merge_every}
-    trainer, error = run_fit(local, mlp(), simulate_rows, [(x, y)], loss="cross_entropy", optimizer=SGD, **options)
+    trainer, error = run_fit(
+        local, mlp(), simulate_rows, [(x, y)], loss="cross_entropy", optimizer=SGD, **options
+    )
     assert isinstance(error, DivergedError)
     assert "became nan" in str(error).lower()
     said = f"x of time step {bad} of simulation 0 of input (array([["
-    assert any(note.startswith(said) and note.endswith(" has NaN or infinite values.") for note in error.__notes__)
+    assert any(
+        note.startswith(said) and note.endswith(" has NaN or infinite values.")
+        for note in error.__notes__
+    )
     assert error.sample == (0, bad, "x")
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
@@ -67,11 +74,17 @@ def test_a_nan_of_a_sender_has_its_name(local):
     def send():
         with SampleSender(given["address"], given["token"], "solver 1") as sender:
             for step in range(5):
-                sender.send(np.float32([0, step]), np.float32([np.inf if step == 3 else step]), step=2 * step)
+                sender.send(
+                    np.float32([0, step]),
+                    np.float32([np.inf if step == 3 else step]),
+                    step=2 * step,
+                )
 
     sending = Thread(send)
     # Trains when the sender is done, which would otherwise wait for the fit to be started again.
-    _, error = run_fit(local, nn.Linear(2, 1), None, (), loss="mse", optimizer=SGD, batch_size=6, **given)
+    _, error = run_fit(
+        local, nn.Linear(2, 1), None, (), loss="mse", optimizer=SGD, batch_size=6, **given
+    )
     sending.result()
     assert isinstance(error, DivergedError)
     assert "y of time step 6 of sender 'solver 1' has NaN or infinite values." in error.__notes__
@@ -88,7 +101,8 @@ def test_an_exception_in_a_callback_ends_everything_and_leaves_a_usable_trainer(
         local, CountingNet(20), simulate, itertools.repeat(range(20)), callbacks=[FailingCallback()]
     )
     assert isinstance(error, LookupError)
-    settled(lambda: read_count(tmp_path / "produced"))  # no more samples but one that was about to be sent
+    # No more samples but one that was about to be sent.
+    settled(lambda: read_count(tmp_path / "produced"))
     before = np.array(sample_counts(trainer.get_parameters(), 1))
     assert before.sum() > 0  # merged before the exception
     trainer.fit_online(Simulations(OneHotSimulation(20), [range(20)]), buffer=FIFO, batch_size=5)
@@ -109,5 +123,7 @@ def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     waiting = OneHotSimulation(20, TouchFile(10, until=tmp_path / "never"))
     _, trained = fit_and_count(local, CountingNet(20), waiting, [range(20)], max_batches=2, count=3)
     assert trained == [1] * 10 + [0] * 10
-    _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), count=3)
+    _, trained = fit_and_count(
+        local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), count=3
+    )
     assert trained == [1] * 20

@@ -15,7 +15,14 @@ from compss_train.online.records import Reports, WorkerReport
 from tests.helpers.callbacks import CallAt
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.online.fits import build_trainer, fit_online
-from tests.online.simulations import COUNTING_SGD, CountingNet, one_hot, simulate_rows, sum_loss, wait_for_file
+from tests.online.simulations import (
+    COUNTING_SGD,
+    CountingNet,
+    one_hot,
+    simulate_rows,
+    sum_loss,
+    wait_for_file,
+)
 
 # Records, validation and callbacks
 
@@ -31,7 +38,9 @@ REPORTS = st.builds(
 
 @given(st.lists(st.tuples(st.integers(0, 1), REPORTS)), st.data())
 def test_a_record_that_was_not_made_leaves_all_to_the_next_one(reports, data):
-    """Whether it was given up after more reports have come, or after its state was saved and loaded."""
+    """Whether it was given up after more reports have come, or after its state was saved and
+    loaded.
+    """
     undisturbed, disturbed = (Reports(2, resolve_metrics(None)) for _ in range(2))
     for worker, report in reports:
         undisturbed.add(worker, report)
@@ -52,7 +61,10 @@ class TrainerProbe(Callback):
     """Calls methods of the trainer that callbacks may call, and those that they may not."""
 
     def __init__(self):
-        self.calls, self.parameters, self.refused, self.threads = [], [], [], set()
+        self.calls = []
+        self.parameters = []
+        self.refused = []
+        self.threads = set()
 
     def on_fit_start(self, trainer, total_samples):
         self.calls.append(("start", total_samples))
@@ -78,7 +90,9 @@ class TrainerProbe(Callback):
 def test_validation_and_callbacks(local, tmp_path):
     """The second simulation waits for the first record."""
     x, y = classification(samples=119)
-    probe, lines, recorded = TrainerProbe(), JsonLines(tmp_path / "lines"), tmp_path / "recorded"
+    probe = TrainerProbe()
+    lines = JsonLines(tmp_path / "lines")
+    recorded = tmp_path / "recorded"
 
     def simulate(arrays):
         if len(arrays[0]) > 50:
@@ -101,11 +115,14 @@ def test_validation_and_callbacks(local, tmp_path):
     assert_same_bits(probe.calls[-1][1], ours)
     assert_same_bits(probe.parameters[-1], ours)
     assert len(probe.refused) == 3 * len(trainer.history)
-    last, evaluated = trainer.history[-1], trainer.evaluate(x[:33], y[:33])
+    last = trainer.history[-1]
+    evaluated = trainer.evaluate(x[:33], y[:33])
     assert (last["val_loss"], last["val_accuracy"]) == (evaluated["loss"], evaluated["accuracy"])
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
     assert last["val_loss"] < trainer.history[0]["val_loss"]
-    assert str([json.loads(line) for line in lines.path.read_text().splitlines()]) == str([*trainer.history])
+    assert str([json.loads(line) for line in lines.path.read_text().splitlines()]) == str(
+        [*trainer.history]
+    )
 
 
 def test_records_have_all_fields(local):
@@ -115,8 +132,13 @@ def test_records_have_all_fields(local):
     json.dumps(trainer.history)
     for record in trainer.history:
         names = "round loss accuracy samples batches seconds samples_per_second batches_per_second"
-        names += " fit_started ended received buffer unseen repetitions_mean waited simulations workers"
-        assert list(record) == [*names.split(), *(["repetitions"] if record is trainer.history[-1] else [])]
+        names += (
+            " fit_started ended received buffer unseen repetitions_mean waited simulations workers"
+        )
+        assert list(record) == [
+            *names.split(),
+            *(["repetitions"] if record is trainer.history[-1] else []),
+        ]
         assert record["samples_per_second"] == pytest.approx(record["samples"] / record["seconds"])
         assert record["batches_per_second"] == pytest.approx(record["batches"] / record["seconds"])
         for name in ("samples", "batches", "received", "buffer", "waited"):
@@ -135,12 +157,24 @@ def test_accumulating_metrics_cover_all_samples(local):
     from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
 
     x, y = classification(samples=60)
-    metrics = {"table": MulticlassConfusionMatrix(num_classes=3), "f1": MulticlassF1Score(num_classes=3)}
+    metrics = {
+        "table": MulticlassConfusionMatrix(num_classes=3),
+        "f1": MulticlassF1Score(num_classes=3),
+    }
     trainer = build_trainer(local, 2, mlp(), metric=metrics)
     validation = {"validation_data": (x[:20], y[:20])}
-    fit_online(trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, count=2, **validation)
+    fit_online(
+        trainer,
+        simulate_rows,
+        [(x[:30], y[:30]), (x[30:], y[30:])],
+        batch_size=5,
+        count=2,
+        **validation,
+    )
     for record in trainer.history:
-        of_workers = [np.array(worker["table"]) for worker in record["workers"] if worker["samples"]]
+        of_workers = [
+            np.array(worker["table"]) for worker in record["workers"] if worker["samples"]
+        ]
         np.testing.assert_array_equal(record["table"], sum(of_workers))
         assert (np.sum(record["table"]), np.sum(record["val_table"])) == (record["samples"], 20)
     assert sum(np.sum(record["table"]) for record in trainer.history) == 60
@@ -169,7 +203,12 @@ def test_records_are_made_during_training(local, tmp_path):
 def test_invalid_options_raise_before_anything_starts(local, recwarn):
     for engine, error, match, options in (
         (local, NotBuiltError, "call build", {}),
-        (local, ValueError, "17 samples cannot come from a FIFO of capacity 16", {"batch_size": 17}),
+        (
+            local,
+            ValueError,
+            "17 samples cannot come from a FIFO of capacity 16",
+            {"batch_size": 17},
+        ),
         ("serial", ValueError, "use engine='local'", {}),
     ):
         trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)

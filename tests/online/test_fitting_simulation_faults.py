@@ -29,7 +29,9 @@ pytestmark = pytest.mark.usefixtures("check_threads")
 
 def test_a_simulation_that_raises_once_is_retried(local, tmp_path):
     fault = Fault(17, raise_error, tmp_path)
-    with pytest.warns(UserWarning, match="1 of input range.10, 20. failed: ArithmeticError: .*; retry 1 of 2"):
+    with pytest.warns(
+        UserWarning, match=("1 of input range.10, 20. failed: ArithmeticError: .*; retry 1 of 2")
+    ):
         trainer, trained = fit_and_count(
             local,
             CountingNet(40),
@@ -57,7 +59,10 @@ def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
         trainer, error = run_fit(local, net, simulate, [0], retries=0, buffer=BufferSpec("FIFO", 5))
     assert sample_counts(trainer.get_parameters(), 1) == [1] * 12
     assert isinstance(error, SimulationError)
-    said = "simulation 0 of input 0 failed: ArithmeticError: the solver met a singular matrix; no simulation is"
+    said = (
+        "simulation 0 of input 0 failed: ArithmeticError: the solver met a singular matrix; "
+        "no simulation is"
+    )
     assert str(error) == f"{said} complete, and 1 were given up"
     assert "in raise_error" in str(error.__cause__)
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 0, "failed": 1}
@@ -75,8 +80,8 @@ def test_simulations_that_are_given_up_are_named_at_the_end(local, tmp_path):
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 6}
     names = ", ".join(f"simulation {number} of input {number}" for number in (1, 3, 5, 7, 9))
     assert str(warned[-1].message) == (
-        f"6 of 12 simulations were given up, and samples of them are missing: {names}, 1 more; the first failure: "
-        "simulation 1 of input 1 failed: ArithmeticError: 1 is odd"
+        f"6 of 12 simulations were given up, and samples of them are missing: {names}, 1 more; "
+        "the first failure: simulation 1 of input 1 failed: ArithmeticError: 1 is odd"
     )
     assert [str(each.message).count("Traceback") for each in warned] == [1, 0, 0, 0, 0, 0, 0]
 
@@ -90,7 +95,9 @@ def test_a_mistake_ends_a_study_before_it_has_run_through_its_inputs(local, tmp_
         _, error = run_fit(local, CountingNet(5), simulate, itertools.count())
     assert isinstance(error, SimulationError)
     said = "simulation 0 of input 0 failed: NameError: name 'nothing_of_this_name' is not defined"
-    assert str(error) == f"{said}; the first 3 simulations failed at this line, and none has sent a sample"
+    assert str(error) == (
+        f"{said}; the first 3 simulations failed at this line, and none has sent a sample"
+    )
     assert "yield nothing_of_this_name" in str(error.__cause__)
     assert 3 <= read_count(tmp_path / "begun") <= 4
 
@@ -147,7 +154,9 @@ def test_a_killed_simulation_is_retried(local, tmp_path):
     net = CountingNet(40, TouchFile(10, until=tmp_path / "again"))
     simulate = OneHotSimulation(40, CallAll((fault, TouchFile(29, tmp_path / "again"))))
     with pytest.warns(UserWarning, match="simulation 1 .* failed: its process died; retry 1 of"):
-        trainer, trained = fit_and_count(local, net, simulate, split_range(40, 20), buffer=BufferSpec("FIFO", 10))
+        trainer, trained = fit_and_count(
+            local, net, simulate, split_range(40, 20), buffer=BufferSpec("FIFO", 10)
+        )
     assert fault.count == 1
     assert trained == [1] * 40
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}

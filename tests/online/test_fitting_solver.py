@@ -20,7 +20,9 @@ def counted(samples):
 
     def sample(value, step, fields):
         assert fields["u"][0] == step
-        return one_hot(STEPS * value["number"] + step, samples), fields["u"][:1].astype("float32") * 0
+        return one_hot(STEPS * value["number"] + step, samples), fields["u"][:1].astype(
+            "float32"
+        ) * 0
 
     return sample
 
@@ -40,7 +42,12 @@ def faulty(samples, *, ranks=None, **options):
 
 def test_samples_of_ranks_are_trained_on_once(local):
     trainer, trained = fit_and_count(
-        local, CountingNet(18), faulty(18, ranks=2, cpus=2), inputs("fine", "", "", ""), workers=2, count=2
+        local,
+        CountingNet(18),
+        faulty(18, ranks=2, cpus=2),
+        inputs("fine", "", "", ""),
+        workers=2,
+        count=2,
     )
     assert trained == [1] * 18
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 3, "failed": 0}
@@ -52,7 +59,9 @@ def test_a_solver_that_is_killed_sends_only_what_is_missing(local, tmp_path):
     flags = [str(tmp_path / str(number)) for number in range(2)]
     said = r"simulation \d of input .*killed.* failed: ChildProcessError: .* ended by SIGKILL; retry 1 of 2\n  this"
     with pytest.warns(UserWarning, match=said) as warned:
-        trainer, trained = fit_and_count(local, CountingNet(12), faulty(12), inputs("killed", *flags), workers=2)
+        trainer, trained = fit_and_count(
+            local, CountingNet(12), faulty(12), inputs("killed", *flags), workers=2
+        )
     assert len(warned) == 2
     assert trained == [1] * 12
     assert trainer.history[-1]["received"] == 12
@@ -61,7 +70,9 @@ def test_a_solver_that_is_killed_sends_only_what_is_missing(local, tmp_path):
 def test_a_solver_that_hangs_ends_with_all_its_processes_and_runs_again(local, tmp_path):
     simulate = faulty(6, ranks=2)
     options = {"timeout": 3.0, "retries": 9}  # it starts again where that takes longer
-    with pytest.warns(UserWarning, match=r"(?s)no sample within 3.0 s; retry \d of 9\n.*solver_messages"):
+    with pytest.warns(
+        UserWarning, match=r"(?s)no sample within 3.0 s; retry \d of 9\n.*solver_messages"
+    ):
         _, trained = fit_and_count(
             local, CountingNet(6), simulate, inputs("hangs", str(tmp_path / "flag")), **options
         )

@@ -1,4 +1,6 @@
-"""Online fits that stop: by a callback, by time, and during an evaluation; and what a fit leaves behind."""
+"""Online fits that stop: by a callback, by time, and during an evaluation; and what a fit leaves
+behind.
+"""
 
 import itertools
 import tempfile
@@ -17,7 +19,13 @@ from compss_train.training.checkpoints import Snapshot, read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.helpers.waiting import settled, wait_until
 from tests.online.fits import FIFO, build_trainer, fit_online, online
-from tests.online.simulations import COUNTING_SGD, CountingNet, EndlessSimulation, OneHotSimulation, sum_loss
+from tests.online.simulations import (
+    COUNTING_SGD,
+    CountingNet,
+    EndlessSimulation,
+    OneHotSimulation,
+    sum_loss,
+)
 
 ENDLESS = 10**6
 
@@ -44,7 +52,8 @@ class HookRecorder(Callback):
     """Records the rounds that its hooks are called for, and stops the fit at one of them."""
 
     def __init__(self, last):
-        self.last, self.calls = last, []
+        self.last = last
+        self.calls = []
 
     def on_round_start(self, trainer, number):
         self.calls.append(("start", number))
@@ -69,7 +78,9 @@ def test_a_callback_stops_an_endless_fit_and_rounds_alternate(local, tmp_path):
     assert trainer.stopped == "enough"
     rounds = len(trainer.history)
     assert rounds >= 4
-    assert recorder.calls == [(hook, number) for number in range(rounds) for hook in ("start", "end")]
+    assert recorder.calls == [
+        (hook, number) for number in range(rounds) for hook in ("start", "end")
+    ]
     snapshot = Snapshot.from_dict(read_latest_checkpoint(tmp_path)[1], tmp_path)
     assert_same_bits(snapshot.parameters, trainer.get_parameters())
     assert (len(snapshot.history), snapshot.progress) == (rounds, None)
@@ -84,7 +95,10 @@ def test_an_evaluation_does_not_delay_an_urgent_stop(local, tmp_path):
     flag = tmp_path / "flag"
     try:
         trainer = fit(
-            local, BlockedInEvaluation(flag), max_time=0.5, validation_data=(torch.zeros(4, 3), torch.zeros(4, 1))
+            local,
+            BlockedInEvaluation(flag),
+            max_time=0.5,
+            validation_data=(torch.zeros(4, 3), torch.zeros(4, 1)),
         )
         assert trainer.stopped == "max_time"
         assert trainer.history == []
@@ -99,18 +113,26 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
         fit_online(trainer, OneHotSimulation(10), [range(10)], batch_size=5)
         held_out = np.eye(10, dtype=np.float32), np.zeros(10, np.float32)
         fit_online(
-            trainer, EndlessSimulation(10, tmp_path), itertools.count(), max_batches=2, validation_data=held_out
+            trainer,
+            EndlessSimulation(10, tmp_path),
+            itertools.count(),
+            max_batches=2,
+            validation_data=held_out,
         )
 
     def state():
         me = psutil.Process()
-        processes, tcp = me.children(recursive=True), 0
+        processes = me.children(recursive=True)
+        tcp = 0
         for process in [me, *processes]:
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 tcp += len(process.net_connections("tcp"))
-        files = [file for folder in local.folders for file in Path(folder).rglob("*") if file.is_file()]
+        files = [
+            file for folder in local.folders for file in Path(folder).rglob("*") if file.is_file()
+        ]
         return {
-            "processes": len(processes),  # one of a simulation that did not notice the end may have been replaced
+            # One of a simulation that did not notice the end may have been replaced.
+            "processes": len(processes),
             "threads": sorted(thread.name for thread in threading.enumerate()),
             "files": len(files),
             "descriptors": me.num_fds(),
@@ -119,14 +141,20 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
         }
 
     def returns_to(before):
-        wait_until(lambda: state() == before, 40, every=0.05, said=lambda: f"it was {before} and is {state()}")
+        wait_until(
+            lambda: state() == before,
+            40,
+            every=0.05,
+            said=lambda: f"it was {before} and is {state()}",
+        )
 
     def unended():
         return state()["threads"].count("end of a context")
 
     fits()
     while True:
-        before, contexts = settled(state, apart=0.2), unended()
+        before = settled(state, apart=0.2)
+        contexts = unended()
         fits()
         fits()
         try:

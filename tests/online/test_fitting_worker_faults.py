@@ -26,9 +26,10 @@ pytestmark = pytest.mark.usefixtures("check_threads")
 
 
 def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
-    """The checkpoint has samples of completed simulations and of a running one, whose next sample was sent but is
-    not in the checkpoint, as the buffer was full."""
-    fault, batches = Fault(35, kill_process, tmp_path), BatchLog(tmp_path / "batches")
+    """The checkpoint has samples of completed simulations and of a running one, whose next sample
+    was sent but is not in the checkpoint, as the buffer was full."""
+    fault = Fault(35, kill_process, tmp_path)
+    batches = BatchLog(tmp_path / "batches")
     net = CountingNet(60, CallAll((TouchFile(30, until=tmp_path / "52"), batches, fault)))
     simulate = OneHotSimulation(60, TouchFile(52, tmp_path / "52", until=tmp_path / "fault-35"))
     options = {"checkpoint_every": 1e-6}
@@ -50,7 +51,9 @@ class BatchLog:
             file.write(" ".join(map(str, numbers)) + "\n")
 
     def trained(self, samples, fatal):
-        """Return how often each sample was in a batch, without the first batch that had the fatal one."""
+        """Return how often each sample was in a batch, without the first batch that had the fatal
+        one.
+        """
         batches = [list(map(int, line.split())) for line in self.path.read_text().splitlines()]
         batches.remove(next(batch for batch in batches if fatal in batch))
         return [sum(batch.count(number) for batch in batches) for number in range(samples)]
@@ -58,7 +61,8 @@ class BatchLog:
 
 def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(local, tmp_path):
     """All simulations except the last one, which waits for the kill, may have ended by then."""
-    fault, batches = Fault(31, kill_process, tmp_path), BatchLog(tmp_path / "batches")
+    fault = Fault(31, kill_process, tmp_path)
+    batches = BatchLog(tmp_path / "batches")
     trainer, trained = fit_and_count(
         local,
         CountingNet(60, CallAll((batches, fault))),
@@ -87,8 +91,8 @@ def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
 
 
 def test_a_worker_may_die_while_a_simulation_flushes_to_another(local, tmp_path):
-    """The first worker has acknowledged all its samples; then it dies and is replaced while the buffer of the
-    second one is still full."""
+    """The first worker has acknowledged all its samples; then it dies and is replaced while the
+    buffer of the second one is still full."""
     fault = Fault(
         38, kill_process, tmp_path, after=tmp_path / "finishing"
     )  # the first worker gets the even samples
@@ -122,7 +126,8 @@ class DyingAtTheEnd(torch.optim.SGD):
 
     def __init__(self, parameters, flag, parent):
         super().__init__(parameters, lr=1.0)
-        self.flag, self.parent = flag, parent
+        self.flag = flag
+        self.parent = parent
 
     def state_dict(self):
         if os.getpid() != self.parent and not increment(self.flag):

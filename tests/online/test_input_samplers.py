@@ -1,4 +1,6 @@
-"""Samplers of inputs by themselves: where they draw, and that a state is all that decides the rest."""
+"""Samplers of inputs by themselves: where they draw, and that a state is all that decides the
+rest.
+"""
 
 import numpy as np
 import pytest
@@ -37,7 +39,12 @@ def draw(sampler, table, loss):
     return inputs
 
 
-@given(seed=st.integers(0, 2**32), number=st.integers(1, 40), loss=st.floats(0, 1e9), after=st.integers(0, 40))
+@given(
+    seed=st.integers(0, 2**32),
+    number=st.integers(1, 40),
+    loss=st.floats(0, 1e9),
+    after=st.integers(0, 40),
+)
 def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(seed, number, loss, after):
     low, high = np.transpose(BOUNDS)
 
@@ -60,7 +67,8 @@ def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(seed, number, los
 
 @pytest.mark.parametrize("earlier", [3, 15, 20])
 def test_a_sampler_that_has_drawn_for_another_study_is_an_error(earlier, raises):
-    sampler, table = SpacedInputs(BOUNDS, 20, rows), table_of(np.tanh)
+    sampler = SpacedInputs(BOUNDS, 20, rows)
+    table = table_of(np.tanh)
     for _ in range(earlier):
         table.begin(sampler.next(table))
     with raises(ValueError, f"SpacedInputs has drawn {earlier} inputs, and 0 simulations"):
@@ -70,7 +78,9 @@ def test_a_sampler_that_has_drawn_for_another_study_is_an_error(earlier, raises)
 def test_named_parameters_make_dicts_with_the_same_values():
     named = SpacedInputs(dict(zip("ab", BOUNDS, strict=True)), 30, rows, seed=3)
     dicts = draw(named, table_of(np.sin), lambda value: value["a"] + 2)
-    arrays = draw(SpacedInputs(BOUNDS, 30, rows, seed=3), table_of(np.sin), lambda value: value[0] + 2)
+    arrays = draw(
+        SpacedInputs(BOUNDS, 30, rows, seed=3), table_of(np.sin), lambda value: value[0] + 2
+    )
     assert [[each["a"], each["b"]] for each in dicts] == [each.tolist() for each in arrays]
 
 
@@ -81,9 +91,13 @@ def gaps_of(points):
 
 
 def test_inputs_are_spaced_in_their_outputs():
-    """Outputs that are the parameters themselves: no two inputs are close, and all parts of the box have some."""
+    """Outputs that are the parameters themselves: no two inputs are close, and all parts of the box
+    have some.
+    """
     points = np.array(
-        draw(SpacedInputs([(0, 1)] * 3, 200, one_row, power=0), table_of(np.array), lambda value: 1.0)
+        draw(
+            SpacedInputs([(0, 1)] * 3, 200, one_row, power=0), table_of(np.array), lambda value: 1.0
+        )
     )
     uniform = np.random.default_rng(0).uniform(size=points.shape)
     assert gaps_of(points).min() > 4 * gaps_of(uniform).min()
@@ -95,19 +109,26 @@ def test_inputs_are_spaced_in_their_outputs():
 def test_inputs_are_closer_together_where_outputs_change_more():
     """One output, nine times as fast in one half: gaps are as the slopes to the power -2/3.
 
-    Slopes are those of the place of an input: of its output, in root mean squares, and of the input itself.
+    Slopes are those of the place of an input: of its output, in root mean squares, and of the input
+    itself.
     """
 
     def bent(x):
         return np.where(x < 0.5, x, 9 * x - 4)
 
-    points = np.array(draw(SpacedInputs([(0, 1)], 100, one_row, power=0), table_of(bent), lambda value: 1.0))
-    slow, fast = np.hypot(np.array([1, 9]) / bent(np.linspace(0, 1, 1001)).std(), 0.5 * 12**0.5) ** (2 / 3)
+    points = np.array(
+        draw(SpacedInputs([(0, 1)], 100, one_row, power=0), table_of(bent), lambda value: 1.0)
+    )
+    slow, fast = np.hypot(
+        np.array([1, 9]) / bent(np.linspace(0, 1, 1001)).std(), 0.5 * 12**0.5
+    ) ** (2 / 3)
     assert abs((points > 0.5).mean() - fast / (slow + fast)) < 0.05
 
 
 def test_inputs_are_closer_together_where_the_loss_is_high():
-    """A loss that grows by e⁶ from one end to the other: a density of its power, in two dimensions."""
+    """A loss that grows by e⁶ from one end to the other: a density of its power, in two
+    dimensions.
+    """
 
     def share(power):
         sampler = SpacedInputs([(0, 1)] * 2, 200, one_row, power=power)

@@ -1,4 +1,6 @@
-"""Programs of studies that are killed with all their processes, or told to end, and started again."""
+"""Programs of studies that are killed with all their processes, or told to end, and started
+again.
+"""
 
 import json
 import os
@@ -39,17 +41,28 @@ exec {python} -m tests.online.study_program {folder} FIFO pycompss/runtime/launc
 
 
 def test_a_job_that_is_warned_saves_is_queued_again_and_goes_on(tmp_path):
-    """By the script that jobs of SLURM begin with; it knows the program by the name of COMPSs's launcher."""
-    job, saves, ended = tmp_path / "job.sh", tmp_path / "saves", tmp_path / "ended.json"
+    """By the script that jobs of SLURM begin with; it knows the program by the name of COMPSs's
+    launcher.
+    """
+    job = tmp_path / "job.sh"
+    saves = tmp_path / "saves"
+    ended = tmp_path / "ended.json"
     scripts = Path(compss_train.__file__).parents[1] / "runcompss"
     job.write_text(JOB_SCRIPT.format(scripts=scripts, folder=tmp_path, python=sys.executable))
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/requeued\n')
     (tmp_path / "scontrol").chmod(0o755)
-    variables = {"SLURM_JOB_ID": "7", "COMPSS_TRAIN_REQUEUES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "COMPSS_TRAIN_REQUEUES": "2",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
 
     def start_job(**more):
         return subprocess.Popen(
-            ["bash", "-e", job], cwd=ROOT, env={**os.environ, **variables, **more}, start_new_session=True
+            ["bash", "-e", job],
+            cwd=ROOT,
+            env={**os.environ, **variables, **more},
+            start_new_session=True,
         )
 
     first = start_job()
@@ -65,20 +78,28 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_goes_on(tmp_path):
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
-def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_undisturbed_one(tmp_path):
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_undisturbed_one(
+    tmp_path,
+):
+    undisturbed = tmp_path / "undisturbed"
+    killed = tmp_path / "killed"
     for folder in (undisturbed, killed):
         folder.mkdir()
     assert start(undisturbed, "lockstep").wait(120) == 0
-    ended, saves = killed / "ended.json", killed / "saves"
+    ended = killed / "ended.json"
+    saves = killed / "saves"
     for more in (3, 5):
         until = max(list_checkpoints(saves), default=0) + more
         program = start(killed, "lockstep")
-        wait_until(lambda until=until: ended.exists() or max(list_checkpoints(saves), default=0) >= until)
+        wait_until(
+            lambda until=until: ended.exists() or max(list_checkpoints(saves), default=0) >= until
+        )
         assert not ended.exists()
         kill(program)
     assert start(killed, "lockstep").wait(120) == 0
-    expected, found = (json.loads((folder / "ended.json").read_text()) for folder in (undisturbed, killed))
+    expected, found = (
+        json.loads((folder / "ended.json").read_text()) for folder in (undisturbed, killed)
+    )
     assert len(expected["inputs"]) == SIMULATIONS
     assert "far and hard" in {each["origin"] for each in expected["inputs"]}
     assert found == expected

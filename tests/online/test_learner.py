@@ -10,7 +10,15 @@ import torch
 from compss_train import DistributedTrainer, Gradients
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp, noisy, noisy_by_numpy
+from tests.helpers.models import (
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    classification,
+    mlp,
+    noisy,
+    noisy_by_numpy,
+)
 from tests.online.fits import batches_of, fit_online, plain_loop
 from tests.online.simulations import simulate_rows, slow_copy
 
@@ -34,7 +42,9 @@ def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
     trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
     ours = fit_online(trainer, simulate_rows, [(x, Y)], every=merge_every)
     kept = np.r_[0:7, 14:60]
-    plain = plain_loop(mlp(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), batches_of(7, X[kept], Y[kept]))
+    plain = plain_loop(
+        mlp(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), batches_of(7, X[kept], Y[kept])
+    )
     assert_same_bits(ours, plain)
     assert sum(record.get("skipped_batches", 0) for record in trainer.history) == 1
     assert sum(record["workers"][0].get("skipped_batches", 0) for record in trainer.history) == 1

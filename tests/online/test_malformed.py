@@ -89,7 +89,8 @@ FROM_SIMULATIONS = [
 
 @pytest.mark.parametrize(
     ("role", "header", "arrays"),
-    [("worker", *message) for message in FROM_WORKERS] + [("simulation", each, []) for each in FROM_SIMULATIONS],
+    [("worker", *message) for message in FROM_WORKERS]
+    + [("simulation", each, []) for each in FROM_SIMULATIONS],
     ids=lambda value: repr(value)[:30] if isinstance(value, dict) else "",
 )
 def test_a_task_with_a_malformed_message(coordinator, role, header, arrays, why):
@@ -99,7 +100,9 @@ def test_a_task_with_a_malformed_message(coordinator, role, header, arrays, why)
         assert why(client).startswith("malformed message: ")
 
 
-@pytest.mark.parametrize("samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda each: repr(each)[:9])
+@pytest.mark.parametrize(
+    "samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda each: repr(each)[:9]
+)
 def test_a_sender_with_a_number_of_samples_that_is_none(samples, why):
     with stub_fit() as running:
         address = Address(running.coordinator.url, TOKEN)

@@ -22,11 +22,18 @@ def pairing(earlier, later):
 
 
 def options(**given):
-    given = {"simulate": simulate, "inputs": [1], "buffer": BufferSpec("Reservoir", 40), "batch_size": 4} | given
+    given = {
+        "simulate": simulate,
+        "inputs": [1],
+        "buffer": BufferSpec("Reservoir", 40),
+        "batch_size": 4,
+    } | given
     simulations = Simulations(
         **{each.name: given.pop(each.name) for each in fields(Simulations) if each.name in given}
     )
-    merge = online_merge(Merge(**{each.name: given.pop(each.name) for each in fields(Merge) if each.name in given}))
+    merge = online_merge(
+        Merge(**{each.name: given.pop(each.name) for each in fields(Merge) if each.name in given})
+    )
     return OnlineOptions(merge=merge, pairing=simulations.pairing, **given), simulations
 
 
@@ -70,7 +77,11 @@ def test_counts_must_be_integers(name, least, value):
         ({"inputs": 3}, TypeError, "inputs=3"),
         ({"inputs": None}, TypeError, "inputs=None"),
         ({"every": 0}, ValueError, "give a number of batches of at least 1"),
-        ({"every": lambda epoch: 1}, ValueError, "fit_online has no epochs that every= could depend on"),
+        (
+            {"every": lambda epoch: 1},
+            ValueError,
+            ("fit_online has no epochs that every= could depend on"),
+        ),
         ({"kind": "commutative"}, ValueError, "fit_online merges through a parameter server"),
         ({"kind": "diloco"}, ValueError, "fit_online merges through a parameter server"),
         ({"unit": "epochs"}, ValueError, "whose unit is 'batches'"),
@@ -83,7 +94,11 @@ def test_counts_must_be_integers(name, least, value):
         ({**SENDERS, "address": "localhost:5555"}, ValueError, "give tcp://HOST:PORT"),
         ({"address": "tcp://*:5555"}, ValueError, "give tcp://HOST:PORT"),
         *(
-            ({**ADDRESS, "token": token}, ValueError, f"token={token!r}: address= needs a non-empty string")
+            (
+                {**ADDRESS, "token": token},
+                ValueError,
+                (f"token={token!r}: address= needs a non-empty string"),
+            )
             for token in ("", b"x", None, 7)
         ),
         ({"inputs": ()}, ValueError, "inputs= is empty"),

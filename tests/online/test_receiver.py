@@ -14,7 +14,10 @@ from tests.online.stub_fits import StubWorker, stub_fit
 # Every sample is put once
 
 
-@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.booleans()), max_size=4), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.booleans()), max_size=4),
+    st.booleans(),
+)
 def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, paired):
     with no_threads_left():
         stub = StubWorker(make("SimPairedReservoir" if paired else "FIFO", 50), paired=paired)
@@ -28,7 +31,9 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
                     connection.close()
                 else:  # thought dead: its remaining samples arrive while the next one sends
                     left.append((connection, numbers[cut:]))
-            others = [Thread(connection.send_all, numbers, paired=True) for connection, numbers in left]
+            others = [
+                Thread(connection.send_all, numbers, paired=True) for connection, numbers in left
+            ]
             with stub.connect(3) as connection:
                 connection.send_all(range(connection.offset, 8), paired=True)
                 assert "ended" in connection.end()
@@ -45,10 +50,16 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
 # Full buffers and bursts
 
 
-@pytest.mark.parametrize(("length", "samples", "ahead"), [(1, 600, 256), (2**15, 60, 32), (2**19, 16, 2)])
+@pytest.mark.parametrize(
+    ("length", "samples", "ahead"), [(1, 600, 256), (2**15, 60, 32), (2**19, 16, 2)]
+)
 def test_a_full_buffer_blocks_the_sender(length, samples, ahead):
-    sample, capacity = torch.zeros(length), 3
-    with stub_fit(capacity=capacity) as running, simulation_stream(running.coordinator, 0) as opened:
+    sample = torch.zeros(length)
+    capacity = 3
+    with (
+        stub_fit(capacity=capacity) as running,
+        simulation_stream(running.coordinator, 0) as opened,
+    ):
         buffer = running.workers[0].buffer
 
         def send_all():
@@ -79,7 +90,8 @@ def test_who_sends_without_credit_is_not_heard(make_stub):
 
 def test_running_out_of_memory_is_reported_as_the_workers_failure(make_stub, monkeypatch):
     stub = make_stub(make("FIFO", 9))
-    put_many, errors = stub.buffer.put_many, [MemoryError("no more")]
+    put_many = stub.buffer.put_many
+    errors = [MemoryError("no more")]
 
     def fail_once(*args, **options):
         if errors:

@@ -16,10 +16,12 @@ from tests.online.sample_streams import send_stream
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("kind", "capacity"), [("FIFO", 20), ("FIRO", 20), ("Reservoir", 90)])
 def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, capacity, seed):
-    streams, samples = 3, 30
+    streams = 3
+    samples = 30
     random = np.random.default_rng(seed)
     stub = make_stub(make(kind, capacity, seed=seed))
-    order, stop = [], threading.Event()
+    order = []
+    stop = threading.Event()
 
     def consume():
         while not stop.is_set():

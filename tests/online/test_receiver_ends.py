@@ -13,11 +13,15 @@ from tests.helpers.waiting import wait_until
 
 @pytest.mark.parametrize("when", ["pending", "later"])
 def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
-    """The fit does not wait for a failed sender: its samples may still arrive after the end of reception."""
+    """The fit does not wait for a failed sender: its samples may still arrive after the end of
+    reception.
+    """
     stub = make_stub(make("FIFO", 2))
     with stub.connect(0) as connection:
         connection.send_all(range(2 if when == "later" else 4))
-        wait_until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer.waiting))
+        wait_until(
+            lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer.waiting)
+        )
         stub.buffer.signal_reception_over()  # as on the coordinator's command
         if when == "later":
             connection.send_all(range(2, 4))
@@ -30,7 +34,8 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
 @pytest.mark.parametrize("how", ["ends", "disconnects", "is rejected"])
 def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     stub = make_stub(make("FIFO", 2))
-    connection, other = stub.connect(0), stub.connect(1)
+    connection = stub.connect(0)
+    other = stub.connect(1)
     connection.send_all(range(5))
     wait_until(lambda: stub.buffer.waiting)
     if how == "is rejected":

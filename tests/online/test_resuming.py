@@ -30,7 +30,11 @@ from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.records import Recorder
 from compss_train.online.sources import ExternalSenders, SimulationRuns
 from compss_train.online.workers import Workers
-from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, read_latest_checkpoint
+from compss_train.training.checkpoints import (
+    list_checkpoints,
+    read_checkpoint,
+    read_latest_checkpoint,
+)
 from tests.buffers.kinds import Thread
 from tests.helpers.models import assert_same_bits
 from tests.helpers.waiting import pause, wait_until
@@ -55,7 +59,8 @@ from tests.online.simulations import (
 
 pytestmark = pytest.mark.usefixtures("check_threads")
 
-SAMPLES, EACH = 120, 10
+SAMPLES = 120
+EACH = 10
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
@@ -65,7 +70,9 @@ def rest(number):
 
 @dataclass(frozen=True)
 class Held:
-    """Takes its time for each sample, and does not come to those from a number on before the life has ended."""
+    """Takes its time for each sample, and does not come to those from a number on before the life
+    has ended.
+    """
 
     first: int
     ended: Path
@@ -78,7 +85,9 @@ class Held:
 
 @contextmanager
 def held(folder, stop):
-    """What simulations do before each sample, so that the fit goes on until it is stopped, if it is."""
+    """What simulations do before each sample, so that the fit goes on until it is stopped, if it
+    is.
+    """
     ended = folder / f"ended-{uuid4()}"
     try:
         yield Held(stop.received + 5, ended) if isinstance(stop, StopAt) else rest
@@ -88,7 +97,9 @@ def held(folder, stop):
 
 @dataclass(frozen=True)
 class Noted:
-    """Yields one-hot samples, and counts in a folder how often each simulation has begun and ended."""
+    """Yields one-hot samples, and counts in a folder how often each simulation has begun and
+    ended.
+    """
 
     folder: Path
     before: Callable[[int], None] = rest
@@ -100,10 +111,14 @@ class Noted:
 
 
 class StopAt(Callback):
-    """Ends a fit after a save when workers have received so many samples, by an exception, ``stop`` or SIGTERM."""
+    """Ends a fit after a save when workers have received so many samples, by an exception, ``stop``
+    or SIGTERM.
+    """
 
     def __init__(self, received, how="raise"):
-        self.received, self.how, self.saved = received, how, False
+        self.received = received
+        self.how = how
+        self.saved = False
 
     def on_round_end(self, trainer, record):
         if self.saved and record["received"] >= self.received and trainer.stopping is None:
@@ -116,11 +131,30 @@ class StopAt(Callback):
         self.saved = self.saved or trainer.state_id is not None
 
 
-def run_life(engine, folder, *, workers=1, stop=None, net=None, inputs=None, simulate=None, every=1, **options):
+def run_life(
+    engine,
+    folder,
+    *,
+    workers=1,
+    stop=None,
+    net=None,
+    inputs=None,
+    simulate=None,
+    every=1,
+    **options,
+):
     """Start the program; return its trainer, and whether it has reached its end."""
-    trainer = build_trainer(engine, workers, net or CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
+    trainer = build_trainer(
+        engine, workers, net or CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0
+    )
     callbacks = [Checkpoint(folder / "saves"), *([] if stop is None else [stop])]
-    given = {"resume": True, "checkpoint_every": 0.001, "callbacks": callbacks, "progress": False, "every": every}
+    given = {
+        "resume": True,
+        "checkpoint_every": 0.001,
+        "callbacks": callbacks,
+        "progress": False,
+        "every": every,
+    }
     with held(folder, stop) as before, suppress(KeyboardInterrupt, SystemExit):
         own = simulate or Noted(folder, before), inputs or split_range(SAMPLES, EACH)
         online(trainer, *((None, ()) if simulate is False else own), **(given | options))
@@ -169,7 +203,10 @@ def complete_ones(folder):
 
 def begun_of_complete_ones(folder):
     """Return how often each simulation has begun that the last save holds as complete."""
-    return {number: read_count(folder / f"begun-{number * EACH}") for number in complete_ones(folder / "saves")}
+    return {
+        number: read_count(folder / f"begun-{number * EACH}")
+        for number in complete_ones(folder / "saves")
+    }
 
 
 def dropping():
@@ -180,22 +217,37 @@ def dropping():
 
 NETS = {
     "adam": ({"optimizer": "adam", "lr": 0.01}, {}),
-    "outer": ({"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, {"outer_optimizer": NESTEROV, "every": 3}),
+    "outer": (
+        {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
+        {"outer_optimizer": NESTEROV, "every": 3},
+    ),
     "accumulate": ({"optimizer": "adam", "lr": 0.01}, {"every": 4}),
 }
 
 
 @pytest.mark.parametrize("case", NETS)
-def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed_study(local, tmp_path, case):
-    """Wherever saves happen: also while the worker waits for samples, between two merges or two steps."""
+def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed_study(
+    local, tmp_path, case
+):
+    """Wherever saves happen: also while the worker waits for samples, between two merges or two
+    steps.
+    """
     optimizer, options = NETS[case]
     gradients = Gradients(accumulate=3) if case == "accumulate" else None
 
     def life(folder, stop=None, **more):
         trainer = build_trainer(local, 1, dropping(), optimizer, "mse", seed=3, gradients=gradients)
-        given = {"callbacks": [Checkpoint(folder / "saves"), *([] if stop is None else [stop])], "progress": False}
+        given = {
+            "callbacks": [Checkpoint(folder / "saves"), *([] if stop is None else [stop])],
+            "progress": False,
+        }
         with held(folder, stop) as before, suppress(KeyboardInterrupt):
-            online(trainer, Noted(folder, before), split_range(SAMPLES, EACH), **(given | options | more))
+            online(
+                trainer,
+                Noted(folder, before),
+                split_range(SAMPLES, EACH),
+                **(given | options | more),
+            )
         return trainer
 
     (tmp_path / "undisturbed").mkdir()
@@ -206,7 +258,9 @@ def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed
     assert_same_bits(trainer.get_parameters(), undisturbed.get_parameters())
 
 
-def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pickle(local, tmp_path):
+def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pickle(
+    local, tmp_path
+):
     trainer, _ = run_life(local, tmp_path, checkpoint_every=None)
     begun = (tmp_path / "begun-0").stat().st_size
     with pytest.warns(UserWarning, match="is the end of its study: nothing is left to train"):
@@ -214,7 +268,13 @@ def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pi
     assert_same_bits(again.get_parameters(), trainer.get_parameters())
     assert len(again.history) == len(trainer.history)
     assert (tmp_path / "begun-0").stat().st_size == begun
-    run_life(local, tmp_path, stop=StopAt(40), resume=False, callbacks=[Checkpoint(tmp_path / "other"), StopAt(40)])
+    run_life(
+        local,
+        tmp_path,
+        stop=StopAt(40),
+        resume=False,
+        callbacks=[Checkpoint(tmp_path / "other"), StopAt(40)],
+    )
     files = [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl"}
     assert any(path.name == "buffer-0.safetensors" for path in files)
@@ -242,10 +302,15 @@ def test_another_study_is_refused_by_name(local, tmp_path):
     run_life(local, tmp_path, stop=StopAt(50), inputs=inputs)
     for message, options in OTHERS.items():
         seed = options.get("seed", 0)
-        net, workers = CountingNet(SAMPLES), options.get("workers", 1)
+        net = CountingNet(SAMPLES)
+        workers = options.get("workers", 1)
         trainer = build_trainer(local, workers, net, COUNTING_SGD, sum_loss, seed=seed)
         given = {"resume": tmp_path / "saves", "progress": False, "every": 1}
-        given |= {name: value for name, value in options.items() if name not in ("seed", "workers", "inputs")}
+        given |= {
+            name: value
+            for name, value in options.items()
+            if name not in ("seed", "workers", "inputs")
+        }
         with pytest.raises(ValueError, match=message):
             online(trainer, Noted(tmp_path), options.get("inputs", inputs), **given)
         assert trainer.history == []
@@ -271,12 +336,26 @@ def test_other_class_weights_are_another_study(local, tmp_path):
 def test_saves_of_other_fits_are_refused(local, tmp_path):
     trainer = build_trainer(local, 1, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     x = np.eye(SAMPLES, dtype=np.float32)
-    trainer.fit(x, np.zeros(SAMPLES), num_epochs=1, batch_size=9, callbacks=[Checkpoint(tmp_path)], progress=False)
+    trainer.fit(
+        x,
+        np.zeros(SAMPLES),
+        num_epochs=1,
+        batch_size=9,
+        callbacks=[Checkpoint(tmp_path)],
+        progress=False,
+    )
     with pytest.raises(ValueError, match="is not a save of fit_online"):
         run_life(local, tmp_path, resume=tmp_path)
     run_life(local, tmp_path)
     with pytest.raises(ValueError, match="was not written during fit"):
-        trainer.fit(x, np.zeros(SAMPLES), num_epochs=1, batch_size=9, resume=tmp_path / "saves", progress=False)
+        trainer.fit(
+            x,
+            np.zeros(SAMPLES),
+            num_epochs=1,
+            batch_size=9,
+            resume=tmp_path / "saves",
+            progress=False,
+        )
     with pytest.raises(ValueError, match="resume=True takes the folder of a Checkpoint"):
         online(trainer, Noted(tmp_path), split_range(SAMPLES, EACH), resume=True)
 
@@ -292,8 +371,12 @@ def test_a_damaged_buffer_is_not_used(local, tmp_path):
 
 
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), arrays(np.float32, 3)),
-    lambda inside: st.one_of(st.lists(inside, max_size=3), st.dictionaries(st.text(), inside, max_size=3)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), arrays(np.float32, 3)
+    ),
+    lambda inside: st.one_of(
+        st.lists(inside, max_size=3), st.dictionaries(st.text(), inside, max_size=3)
+    ),
 )
 
 
@@ -312,7 +395,8 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
         simulation, _ = first.next()
         first.end(simulation, end)
     incomplete = [number for number, end in zip(range(len(values)), ends, strict=False) if end == 5]
-    saved, second = first.state_dict(incomplete), Inputs(values)
+    saved = first.state_dict(incomplete)
+    second = Inputs(values)
     second.resume(saved)
     begun = min(len(values), len(ends))
     assert second.again == [(n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
@@ -325,8 +409,13 @@ def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
     """In lockstep a study that was killed has the bits, and the inputs, of an undisturbed one."""
 
     def life(folder, stop=None, **more):
-        trainer = build_trainer(local, 1, dropping(), {"optimizer": "adam", "lr": 0.01}, "mse", seed=3)
-        given = {"callbacks": [Checkpoint(folder), *([] if stop is None else [stop])], "progress": False}
+        trainer = build_trainer(
+            local, 1, dropping(), {"optimizer": "adam", "lr": 0.01}, "mse", seed=3
+        )
+        given = {
+            "callbacks": [Checkpoint(folder), *([] if stop is None else [stop])],
+            "progress": False,
+        }
         sampler = SpacedInputs([(0, 1), (0, 1)], 30, some_samples, seed=4)
         with suppress(KeyboardInterrupt):
             trainer.fit_online(
@@ -361,7 +450,8 @@ def some_samples(value):
 
 def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_lost(local, tmp_path):
     """Samples that arrived after the last save are lost with the fit."""
-    port, warned = free_port(), []
+    port = free_port()
+    warned = []
     address = f"tcp://127.0.0.1:{port}"
 
     def send():
@@ -385,7 +475,10 @@ def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_los
     assert set(counts) <= {0, 1}
     assert counts.count(0) == sum(lost)
     assert len(lost) <= 2
-    waits = f"the fit at {address} has failed, or was stopped or killed: sender 'solver' waits until it is started"
+    waits = (
+        f"the fit at {address} has failed, or was stopped or killed: sender 'solver' waits "
+        "until it is started"
+    )
     assert [text.startswith(waits) for text in warned if "lost" not in text] == [True, True]
     assert trainer.history[-1]["received"] == SAMPLES - sum(lost)
 
@@ -427,7 +520,8 @@ class Pairs(Callback):
     """Checks that all files of each save belong to it."""
 
     def __init__(self, folder):
-        self.folder, self.checked = folder, 0
+        self.folder = folder
+        self.checked = 0
 
     def on_round_end(self, trainer, record):
         for path in list_checkpoints(self.folder).values():
@@ -440,13 +534,16 @@ class Pairs(Callback):
 
 
 def test_saves_and_validation_lose_no_record(local, tmp_path):
-    """Evaluations take longer than the interval of records; a save has its own buffers, and its record."""
+    """Evaluations take longer than the interval of records; a save has its own buffers, and its
+    record.
+    """
     x = np.eye(SAMPLES, dtype=np.float32)[:5]
     given = {"validation_data": (x, np.zeros(5, np.float32)), "net": SlowEvaluation(SAMPLES)}
     add_save = Recorder.add_save
     for received, how in ((20, "stop"), (50, "SIGTERM")):
         stop = StopAt(received, how)
-        stop.saved, checks = True, Pairs(tmp_path / "saves")
+        stop.saved = True
+        checks = Pairs(tmp_path / "saves")
 
         def and_stop(recorder, save, counts, seconds, stop=stop):
             add_save(recorder, save, counts, seconds)  # its evaluation has begun
@@ -467,14 +564,19 @@ def test_a_fit_stops_although_its_save_cannot_be_stored(local, tmp_path):
     stop = StopAt(20, "stop")
     stop.saved = True
     warns = pytest.warns(UserWarning, match="the buffer of worker 0 could not be saved")
-    with patch.object(Workers, "buffer_of", lambda self, worker: tmp_path / "missing" / "buffer"), warns:
+    with (
+        patch.object(Workers, "buffer_of", lambda self, worker: tmp_path / "missing" / "buffer"),
+        warns,
+    ):
         trainer, _ = run_life(local, tmp_path, stop=stop)
     assert trainer.stopped == "enough"
     assert trainer.history[-1]["received"] < SAMPLES
 
 
 def touching(path, handle, key):
-    """Return a method that touches a file when a message with a key was handled; with ``None``, a lost client."""
+    """Return a method that touches a file when a message with a key was handled; with ``None``, a
+    lost client.
+    """
 
     def touch(self, *args):
         result = handle(self, *args)
@@ -489,17 +591,32 @@ def touching(path, handle, key):
 def cut(local, tmp_path):
     """Return a function that runs a study of 6 samples, and the files that say how far it is.
 
-    Of the first life, worker 0 takes part in its only save before ``saved``, and worker 1 after ``ends``.
+    Of the first life, worker 0 takes part in its only save before ``saved``, and worker 1 after
+    ``ends``.
     """
     trains, saved, ends = (tmp_path / name for name in ("trains", "saved", "ends"))
 
     def life(simulate, inputs, **options):
         net = CountingNet(6, TouchFile(1, trains, until=ends))
         trainer = build_trainer(local, 2, net, COUNTING_SGD, sum_loss, seed=0)
-        given = {"batch_size": 1, "checkpoint_every": None, "callbacks": [Checkpoint(tmp_path / "saves")]}
+        given = {
+            "batch_size": 1,
+            "checkpoint_every": None,
+            "callbacks": [Checkpoint(tmp_path / "saves")],
+        }
         stopping = Thread(lambda: ends.exists() or (wait_for_file(trains), trainer.stop("enough")))
         with patch.object(Workers, "handle", touching(saved, Workers.handle, "part")):
-            online(trainer, simulate, inputs, resume=True, progress=False, every=1, retries=0, **given, **options)
+            online(
+                trainer,
+                simulate,
+                inputs,
+                resume=True,
+                progress=False,
+                every=1,
+                retries=0,
+                **given,
+                **options,
+            )
         stopping.result()
         return trainer
 
@@ -508,12 +625,20 @@ def cut(local, tmp_path):
 
 @pytest.mark.parametrize("outcome", ["finished", "failed", "killed"])
 def test_a_simulation_that_ends_while_workers_save_is_not_complete(cut, tmp_path, outcome):
-    """One that is given up then runs again, as its samples would be lost, and is given up after them."""
+    """One that is given up then runs again, as its samples would be lost, and is given up after
+    them.
+    """
     life, trains, saved, ends = cut
-    action, times = {"finished": (list, 0), "failed": (raise_error, 9), "killed": (kill_process, 1)}[outcome]
+    action, times = {
+        "finished": (list, 0),
+        "failed": (raise_error, 9),
+        "killed": (kill_process, 1),
+    }[outcome]
     fails = Fault(4, action, tmp_path, times=times)
     last = TouchFile(5 if outcome == "killed" else 4, ends)
-    simulate = OneHotSimulation(6, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved), last, fails)))
+    simulate = OneHotSimulation(
+        6, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved), last, fails))
+    )
     inputs = [[0, 1, 2, 3, 4], [5]]
     note_death = patch.object(SimulationRuns, "handle", touching(ends, SimulationRuns.handle, None))
     with note_death if outcome == "killed" else nullcontext(), warnings.catch_warnings():
@@ -529,12 +654,17 @@ def test_a_simulation_that_ends_while_workers_save_is_not_complete(cut, tmp_path
 
 @pytest.mark.parametrize("name", ["solver", None])
 def test_a_sender_that_ends_while_workers_save_is_not_complete(cut, name):
-    """It waits for the save with its last samples: no other program would send those that the save lacks."""
+    """It waits for the save with its last samples: no other program would send those that the save
+    lacks.
+    """
     life, trains, saved, ends = cut
     given = {"senders": 1, "address": f"tcp://127.0.0.1:{free_port()}", "token": "ours alone"}
 
     def send():
-        with suppress(TrainingEndedError), SampleSender(given["address"], "ours alone", name) as sender:
+        with (
+            suppress(TrainingEndedError),
+            SampleSender(given["address"], "ours alone", name) as sender,
+        ):
             for number in range(6):
                 if number == 2:
                     wait_for_file(trains)
@@ -555,10 +685,17 @@ def test_a_sender_that_ends_while_workers_save_is_not_complete(cut, name):
 
 def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
     def life(*bounds, stop=None):
-        trainer = build_trainer(local, 1, nn.Linear(SAMPLES, 1), {"optimizer": "sgd", "lr": 0.01}, "mse", seed=3)
+        trainer = build_trainer(
+            local, 1, nn.Linear(SAMPLES, 1), {"optimizer": "sgd", "lr": 0.01}, "mse", seed=3
+        )
         callbacks = [Checkpoint(tmp_path), *([] if stop is None else [stop])]
         with suppress(KeyboardInterrupt):
-            options = {"checkpoint_every": 0.001, "callbacks": callbacks, "resume": True, "progress": False}
+            options = {
+                "checkpoint_every": 0.001,
+                "callbacks": callbacks,
+                "resume": True,
+                "progress": False,
+            }
             trainer.fit_online(
                 Simulations(simulate_box, SpacedInputs(list(bounds), 10, some_samples)),
                 buffer=FIFO,
@@ -569,7 +706,11 @@ def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
 
     life((0, 1), (0, 1), stop=StopAt(10))
     with raises(
-        ValueError, "bounds=[[0.0, 1.0], [0.0, 2.0]]: the inputs drawn so far have bounds=[[0.0, 1.0], [0.0, 1.0]]"
+        ValueError,
+        (
+            "bounds=[[0.0, 1.0], [0.0, 2.0]]: the inputs drawn so far have "
+            "bounds=[[0.0, 1.0], [0.0, 1.0]]"
+        ),
     ):
         life((0, 1), (0, 2))
     assert life((0, 1), (0, 1)).history[-1]["simulations"]["done"] == 10
@@ -580,7 +721,12 @@ def test_the_end_of_a_study_tells_how_many_simulations_were_given_up(local, tmp_
 
     def life():
         trainer = build_trainer(local, 1, CountingNet(6), COUNTING_SGD, sum_loss, seed=0)
-        given = {"retries": 0, "resume": True, "callbacks": [Checkpoint(tmp_path / "saves")], "progress": False}
+        given = {
+            "retries": 0,
+            "resume": True,
+            "callbacks": [Checkpoint(tmp_path / "saves")],
+            "progress": False,
+        }
         online(trainer, simulate, split_range(6, 2), **given)
 
     with (
@@ -588,7 +734,9 @@ def test_the_end_of_a_study_tells_how_many_simulations_were_given_up(local, tmp_
         pytest.warns(UserWarning, match="1 of 3 simulations were given up"),
     ):
         life()
-    with pytest.warns(UserWarning, match="nothing is left to train; 1 of its simulations were given up"):
+    with pytest.warns(
+        UserWarning, match=("nothing is left to train; 1 of its simulations were given up")
+    ):
         life()
 
 
@@ -624,7 +772,9 @@ def test_a_limit_of_repetitions_holds_over_the_lives(local, tmp_path, kind):
         assert record["repetitions_mean"] * record["received"] <= limit + 1e-6
     counts = sample_counts(trainer.get_parameters(), 1)
     assert min(counts) >= 1
-    assert trainer.history[-1]["repetitions"] == [counts.count(times) for times in range(max(counts) + 1)]
+    assert trainer.history[-1]["repetitions"] == [
+        counts.count(times) for times in range(max(counts) + 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -644,13 +794,28 @@ def both(earlier, later):
 def test_pairs_go_on(local, tmp_path):
     """Each time step is in a pair at least once over the lives, with the reservoir's own counts."""
     spec = BufferSpec("SimPairedReservoir", 24, threshold=6, sweep_size=15, nb_time_steps=8)
-    given = {"buffer": spec, "pairing": both, "batch_size": 3, "checkpoint_every": 0.001, "progress": False}
+    given = {
+        "buffer": spec,
+        "pairing": both,
+        "batch_size": 3,
+        "checkpoint_every": 0.001,
+        "progress": False,
+    }
 
     def life(stop=None):
         trainer = build_trainer(local, 2, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
         callbacks = [Checkpoint(tmp_path), *([] if stop is None else [stop])]
         with held(tmp_path, stop) as before, suppress(KeyboardInterrupt):
-            online(trainer, Stepped(before), range(15), count=2, every=1, resume=True, callbacks=callbacks, **given)
+            online(
+                trainer,
+                Stepped(before),
+                range(15),
+                count=2,
+                every=1,
+                resume=True,
+                callbacks=callbacks,
+                **given,
+            )
         return trainer
 
     for stop in (StopAt(30), StopAt(60, "stop"), StopAt(90)):
@@ -659,12 +824,19 @@ def test_pairs_go_on(local, tmp_path):
     counts = sample_counts(trainer.get_parameters(), 2)
     assert min(counts) >= 1
     assert sum(counts) == 2 * samples_in(trainer.history)
-    assert trainer.history[-1]["repetitions"] == [counts.count(times) for times in range(max(counts) + 1)]
+    assert trainer.history[-1]["repetitions"] == [
+        counts.count(times) for times in range(max(counts) + 1)
+    ]
 
 
 def test_an_older_save_is_gone_on_from_by_its_name(local, tmp_path):
     """Also what came after it is trained again, once, and takes the place of the later saves."""
-    run_life(local, tmp_path, stop=StopAt(70), callbacks=[Checkpoint(tmp_path / "saves", keep=99), StopAt(70)])
+    run_life(
+        local,
+        tmp_path,
+        stop=StopAt(70),
+        callbacks=[Checkpoint(tmp_path / "saves", keep=99), StopAt(70)],
+    )
     saves = list_checkpoints(tmp_path / "saves")
     older = sorted(saves)[len(saves) // 3]
     trainer, ended = run_life(local, tmp_path, resume=saves[older])
@@ -678,19 +850,39 @@ def test_an_older_save_is_gone_on_from_by_its_name(local, tmp_path):
     assert_same_bits(again.get_parameters(), trainer.get_parameters())
 
 
-def test_a_save_that_comes_too_late_for_workers_that_were_stopped_is_none(local, tmp_path, monkeypatch):
+def test_a_save_that_comes_too_late_for_workers_that_were_stopped_is_none(
+    local, tmp_path, monkeypatch
+):
     """Worker 1 takes part in it when worker 0, which has taken part before, has ended."""
-    trains, done = tmp_path / "trains", tmp_path / "done"
+    trains = tmp_path / "trains"
+    done = tmp_path / "done"
     simulate = OneHotSimulation(12, CallAll((TouchFile(2, until=trains), TouchFile(5, until=done))))
     monkeypatch.setattr("compss_train.online.fitting.LONGEST_SAVING", 0.5)
 
     def life(*callbacks):
         trainer = build_trainer(
-            local, 2, CountingNet(12, TouchFile(1, trains, until=done)), COUNTING_SGD, sum_loss, seed=0
+            local,
+            2,
+            CountingNet(12, TouchFile(1, trains, until=done)),
+            COUNTING_SGD,
+            sum_loss,
+            seed=0,
         )
-        given = {"batch_size": 1, "every": 1, "checkpoint_every": None, "resume": True, "progress": False}
+        given = {
+            "batch_size": 1,
+            "every": 1,
+            "checkpoint_every": None,
+            "resume": True,
+            "progress": False,
+        }
         with suppress(SystemExit):
-            online(trainer, simulate, [range(12)], callbacks=[Checkpoint(tmp_path / "saves"), *callbacks], **given)
+            online(
+                trainer,
+                simulate,
+                [range(12)],
+                callbacks=[Checkpoint(tmp_path / "saves"), *callbacks],
+                **given,
+            )
         return trainer
 
     stop = StopAt(3, "SIGTERM")
@@ -702,8 +894,14 @@ def test_a_save_that_comes_too_late_for_workers_that_were_stopped_is_none(local,
 
 def test_a_fit_that_has_its_batches_is_no_failure_of_the_first_source(local, tmp_path):
     """Although none is complete: the others have not begun."""
-    failed, port = tmp_path / "failed", free_port()
-    given = {"senders": 2, "address": f"tcp://127.0.0.1:{port}", "token": "ours alone", "progress": False}
+    failed = tmp_path / "failed"
+    port = free_port()
+    given = {
+        "senders": 2,
+        "address": f"tcp://127.0.0.1:{port}",
+        "token": "ours alone",
+        "progress": False,
+    }
 
     def send():
         with suppress(ArithmeticError), SampleSender(given["address"], "ours alone") as sender:
@@ -711,9 +909,13 @@ def test_a_fit_that_has_its_batches_is_no_failure_of_the_first_source(local, tmp
                 sender.send(one_hot(number, 10), np.float32(0))
             raise ArithmeticError("a singular matrix")
 
-    trainer = build_trainer(local, 1, CountingNet(10, TouchFile(0, until=failed)), COUNTING_SGD, sum_loss)
+    trainer = build_trainer(
+        local, 1, CountingNet(10, TouchFile(0, until=failed)), COUNTING_SGD, sum_loss
+    )
     sending = Thread(send)
-    note = patch.object(ExternalSenders, "handle", touching(failed, ExternalSenders.handle, "failed"))
+    note = patch.object(
+        ExternalSenders, "handle", touching(failed, ExternalSenders.handle, "failed")
+    )
     with note, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         online(trainer, None, (), batch_size=5, max_batches=1, **given)

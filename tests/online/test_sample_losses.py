@@ -14,7 +14,9 @@ from compss_train.online.sample_losses import SampleLosses
 
 NUMBERS = st.integers(0, 2) | st.just(2**62)
 LOSSES = st.floats(0, 100, width=32) | st.just(float("nan"))
-BATCHES = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS, LOSSES), min_size=1, max_size=6), max_size=8)
+BATCHES = st.lists(
+    st.lists(st.tuples(NUMBERS, NUMBERS, LOSSES), min_size=1, max_size=6), max_size=8
+)
 
 
 def add(known, batch):
@@ -24,7 +26,8 @@ def add(known, batch):
 
 def model_of(batches):
     """Return by simulation: samples trained, and the newest loss and excess of each step."""
-    trained, newest = {}, {}
+    trained = {}
+    newest = {}
     for batch in batches:
         losses = np.array([loss for _, _, loss in batch])
         counted = losses[np.isfinite(losses)]
@@ -39,8 +42,11 @@ def model_of(batches):
 
 @given(BATCHES, st.integers(0, 8), st.booleans())
 def test_a_report_has_the_newest_of_every_sample(batches, middle, restarts):
-    """Batches that are reported, or saved and restored, between them do not change what the last report says."""
-    known, once = SampleLosses(), SampleLosses()
+    """Batches that are reported, or saved and restored, between them do not change what the last
+    report says.
+    """
+    known = SampleLosses()
+    once = SampleLosses()
     for number, batch in enumerate(batches):
         add(known, batch)
         add(once, batch)
@@ -50,7 +56,8 @@ def test_a_report_has_the_newest_of_every_sample(batches, middle, restarts):
             known = SampleLosses(decode_value(encode_value(known.state_dict())))
     for simulation in {simulation for batch in batches for simulation, _, _ in batch}:
         for each in (known, once):
-            each.add(torch.tensor([float("nan")]), np.array([simulation]), np.array([0]))  # changes no loss
+            # Changes no loss.
+            each.add(torch.tensor([float("nan")]), np.array([simulation]), np.array([0]))
     ours = known.report()
     np.testing.assert_array_equal(ours, once.report())  # the same bits
     trained, newest = model_of(batches)
@@ -80,7 +87,8 @@ def test_what_is_saved_stays_as_it_was(batches):
 
 @given(BATCHES, st.sets(st.integers(0, 7)))
 def test_samples_that_do_not_come_again_are_summed_up(batches, moments):
-    known, once = SampleLosses(), SampleLosses()
+    known = SampleLosses()
+    once = SampleLosses()
     for number, batch in enumerate(batches):
         add(known, batch)
         add(once, batch)
@@ -103,8 +111,12 @@ def test_a_pair_counts_once():
 
 @given(st.data())
 def test_a_sample_that_leaves_the_buffer_while_its_batch_is_trained_counts_once(data):
-    """Puts evict samples of a reservoir between any two steps of the worker: draw, train, sum up."""
-    buffer, known, losses = Reservoir(4, 0, seed=0), SampleLosses(), {}
+    """Puts evict samples of a reservoir between any two steps of the worker: draw, train, sum
+    up.
+    """
+    buffer = Reservoir(4, 0, seed=0)
+    known = SampleLosses()
+    losses = {}
     sent = iter(range(60))
 
     def put(most):

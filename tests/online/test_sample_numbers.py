@@ -1,4 +1,6 @@
-"""Every sample that is trained on has the numbers of its simulation and step with which it was sent."""
+"""Every sample that is trained on has the numbers of its simulation and step with which it was
+sent.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +50,18 @@ def check(got, paired):
 
 @pytest.mark.parametrize("kind", ALL)
 @given(
-    bursts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, STEPS), st.integers(1, 4)), min_size=1, max_size=6),
+    bursts=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, STEPS), st.integers(1, 4)),
+        min_size=1,
+        max_size=6,
+    ),
     seed=st.integers(0, 9),
 )
 def test_buffers_keep_the_numbers_through_repeated_streams_and_saves(kind, bursts, seed):
     """A stream that runs again sends what is missing, to a worker that has loaded its save."""
-    paired, offsets, state = kind not in PLAIN, {}, None
+    paired = kind not in PLAIN
+    offsets = {}
+    state = None
     for stream, end, gets in bursts:
         with no_threads_left():
             stub = StubWorker(make(kind, 40, seed=seed), paired=paired, offsets=offsets)
@@ -69,7 +77,9 @@ def test_buffers_keep_the_numbers_through_repeated_streams_and_saves(kind, burst
                         check(stub.buffer.get_batch(1), paired)
                 held = stub.buffer.keys(NUMBERS).tolist()
                 state, offsets = stub.receiver.snapshot()
-                assert held == (state["keys"] if paired else state["samples"][NUMBERS].tolist() if held else [])
+                assert held == (
+                    state["keys"] if paired else state["samples"][NUMBERS].tolist() if held else []
+                )
             finally:
                 stub.close()
 
@@ -107,7 +117,9 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Checked:
-    """A training step that compares the batch with its context; its process is killed in the given batch, once."""
+    """A training step that compares the batch with its context; its process is killed in the given
+    batch, once.
+    """
 
     folder: Path
     dies_in: int | None = None
@@ -134,7 +146,9 @@ BUFFERS = {
     "FIRO": BufferSpec("FIRO", 16, threshold=5),
     "Reservoir": BufferSpec("Reservoir", 12, threshold=5),
     "BatchReservoir": BufferSpec("BatchReservoir", 12, threshold=5),
-    "SimPairedReservoir": BufferSpec("SimPairedReservoir", 24, threshold=5, sweep_size=9, nb_time_steps=2 * STEPS),
+    "SimPairedReservoir": BufferSpec(
+        "SimPairedReservoir", 24, threshold=5, sweep_size=9, nb_time_steps=2 * STEPS
+    ),
 }
 
 
@@ -145,18 +159,32 @@ def test_a_step_knows_which_sample_is_which(local, tmp_path, kind, happens, recw
     paired = kind not in PLAIN
     step = Checked(tmp_path, 2 if happens == "a worker dies" else None)
     trainer = build_trainer(
-        local, 2, nn.Linear(4 if paired else 2, 1), loss=None, training_step=step, transform=slow_copy
+        local,
+        2,
+        nn.Linear(4 if paired else 2, 1),
+        loss=None,
+        training_step=step,
+        transform=slow_copy,
     )
     simulate = Numbered(
-        tmp_path, paired or happens == "nothing", raise_error if happens == "simulations fail" else None
+        tmp_path,
+        paired or happens == "nothing",
+        raise_error if happens == "simulations fail" else None,
     )
     pairing = {"pairing": side_by_side} if paired else {}
-    options = {"buffer": BUFFERS[kind], "batch_size": 4, "count": 2, "checkpoint_every": 1e-6, **pairing}
+    options = {
+        "buffer": BUFFERS[kind],
+        "batch_size": 4,
+        "count": 2,
+        "checkpoint_every": 1e-6,
+        **pairing,
+    }
     fit_online(trainer, simulate, range(6), **options)
     assert trainer.history[-1]["simulations"]["done"] == 6
-    assert sum(read_count(path) > 0 for path in tmp_path.iterdir()) == {"nothing": 0, "simulations fail": 2}.get(
-        happens, 1
-    )
+    assert sum(read_count(path) > 0 for path in tmp_path.iterdir()) == {
+        "nothing": 0,
+        ("simulations fail"): 2,
+    }.get(happens, 1)
     assert all(record["checked"] > 0 for record in trainer.history if record["samples"])
 
 
@@ -189,9 +217,12 @@ def test_senders_give_steps_and_are_counted_when_they_connect(local):
 @pytest.mark.parametrize(
     ("inputs", "first"), [([5, 6, 7], 3), (iter([5, 6, 7]), UNCOUNTED)], ids=["list", "iterator"]
 )
-def test_simulations_have_the_numbers_of_their_inputs_beside_senders(local, tmp_path, inputs, first):
+def test_simulations_have_the_numbers_of_their_inputs_beside_senders(
+    local, tmp_path, inputs, first
+):
     """Whichever connects first; a sender's number is above them."""
-    address, sent = f"tcp://127.0.0.1:{free_port()}", tmp_path / "sent"
+    address = f"tcp://127.0.0.1:{free_port()}"
+    sent = tmp_path / "sent"
 
     def simulate(value):
         wait_for_file(sent)
@@ -212,7 +243,10 @@ def test_simulations_have_the_numbers_of_their_inputs_beside_senders(local, tmp_
 
 
 def test_pairs_may_have_several_inputs_or_no_targets():
-    drawn = [TimeStep(np.array([3, 4]), np.array([step, 5]), (torch.full((2, 1), step),)) for step in (1, 2)]
+    drawn = [
+        TimeStep(np.array([3, 4]), np.array([step, 5]), (torch.full((2, 1), step),))
+        for step in (1, 2)
+    ]
     inputs = (drawn[0].data[0], drawn[1].data[0])
     for made, expected in {
         "both": ((inputs, drawn[1].data[0]), (inputs, drawn[1].data[0])),

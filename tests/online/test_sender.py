@@ -18,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 
 def open_sender_stream(running, name, sleep):
     """Open the stream of a sender, which calls ``sleep`` between attempts."""
-    return open_stream(Address(running.coordinator.url, TOKEN), {"role": "sender", "name": name}, 60, sleep=sleep)
+    return open_stream(
+        Address(running.coordinator.url, TOKEN), {"role": "sender", "name": name}, 60, sleep=sleep
+    )
 
 
 def test_a_sender_waits_for_the_replacement_of_a_dead_worker():
@@ -38,7 +40,9 @@ def test_a_missing_fit_raises_after_the_timeout():
     port = free_port()
     with (
         no_open_connections(),
-        pytest.raises(ConnectionRefusedError, match=f"no fit listens at tcp://{HERE}:{port}; start"),
+        pytest.raises(
+            ConnectionRefusedError, match=(f"no fit listens at tcp://{HERE}:{port}; start")
+        ),
     ):
         SampleSender(f"tcp://{HERE}:{port}", TOKEN, timeout=0)
 
@@ -48,7 +52,9 @@ def test_rejected_senders_get_the_reason():
         with pytest.raises(PermissionError, match=f"{HERE}:.*the token is not the server's"):
             SampleSender(running.coordinator.url, TOKEN + "x")
         with connect_sender(running, "solver") as first:
-            with pytest.raises(PermissionError, match="another program sends as 'solver'") as raised:
+            with pytest.raises(
+                PermissionError, match="another program sends as 'solver'"
+            ) as raised:
                 connect_sender(running, "solver", timeout=0)
             assert isinstance(raised.value, NameInUseError)
             first.send(1.0)
@@ -74,7 +80,8 @@ def test_late_senders_are_rejected():
 @pytest.mark.parametrize("how", ["ends", "disconnects"])
 def test_a_sender_waits_until_its_name_is_free(how):
     with no_open_connections(), stub_fit() as running:
-        first, waits = connect_sender(running, "solver"), []
+        first = connect_sender(running, "solver")
+        waits = []
         first.send(1.0)
         wait_until(lambda: running.workers[0].buffer.samples_put == 1)
 
@@ -90,7 +97,9 @@ def test_a_sender_waits_until_its_name_is_free(how):
         assert running.coordinator.wait_for("finished")[-1] == 1
 
 
-@pytest.mark.parametrize("address", ["localhost:5555", "tcp://localhost", "tcp://*:5555", "tcp://host:65536", 5])
+@pytest.mark.parametrize(
+    "address", ["localhost:5555", "tcp://localhost", "tcp://*:5555", "tcp://host:65536", 5]
+)
 def test_invalid_addresses_raise(address):
     with pytest.raises(ValueError, match=r"address=.*: give tcp://HOST:PORT"):
         SampleSender(address, TOKEN)

@@ -50,12 +50,24 @@ def raise_after_two(error):
         (raise_after_two(ZeroDivisionError("oh")), 2, "ZeroDivisionError: oh"),
         (raise_after_two(SystemExit(3)), 2, "SystemExit: 3"),
         (raise_after_two(FileNotFoundError("gone")), 2, "FileNotFoundError: gone"),
-        (lambda _: 5, 0, "TypeError: the simulation returned int; write `yield x, y` for each sample"),
+        (
+            lambda _: 5,
+            0,
+            ("TypeError: the simulation returned int; write `yield x, y` for each sample"),
+        ),
         (lambda _: None, 0, "TypeError: the simulation returned NoneType"),
-        (lambda _: (np.float32([1, 2]), np.float32([3, 4])), 0, "TypeError: the simulation returned tuple"),
+        (
+            lambda _: (np.float32([1, 2]), np.float32([3, 4])),
+            0,
+            ("TypeError: the simulation returned tuple"),
+        ),
         (lambda _: np.zeros((4, 2), np.float32), 0, "TypeError: the simulation returned ndarray"),
         (lambda _: {"x": 1.0}, 0, "TypeError: the simulation returned dict"),
-        (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation yielded a tuple of 4; a sample is"),
+        (
+            lambda _: [(1, 2, 3, 4)],
+            0,
+            ("TypeError: the simulation yielded a tuple of 4; a sample is"),
+        ),
         (lambda _: [1.0, ()], 1, "TypeError: the simulation yielded a tuple of 0; a sample is"),
         (lambda _: [1.0, object()], 1, "ValueError: no tensor can hold this object"),
         (lambda _: [1.0, "text"], 1, "ValueError: no tensor can hold this str: .*; give numbers"),
@@ -68,9 +80,21 @@ def raise_after_two(error):
         (lambda _: [1.0, np.float32([1]).astype(">f4")], 1, "TypeError: .*byte order"),
         (lambda _: [1.0, np.array(["a"])], 1, "TypeError: torch cannot hold dtype <U1"),
         (lambda _: [1.0, ("first", 1.0, 0.0)], 1, "ValueError: .*first"),
-        (lambda _: [1.0, (np.ones(2), 1.0, 0)], 1, "TypeError: .* an array first of three; .*(step, x, y)"),
-        (lambda _: [{"x": 1.0, "y": 2.0}], 0, "TypeError: the simulation yielded a dict; a sample is"),
-        (lambda _: [(0, 1.0, 0.0), (0.5, 1.0, 0.0)], 1, "ValueError: .*the time step 0.5; give its number"),
+        (
+            lambda _: [1.0, (np.ones(2), 1.0, 0)],
+            1,
+            ("TypeError: .* an array first of three; .*(step, x, y)"),
+        ),
+        (
+            lambda _: [{"x": 1.0, "y": 2.0}],
+            0,
+            ("TypeError: the simulation yielded a dict; a sample is"),
+        ),
+        (
+            lambda _: [(0, 1.0, 0.0), (0.5, 1.0, 0.0)],
+            1,
+            ("ValueError: .*the time step 0.5; give its number"),
+        ),
         (b"no pickle", 0, "UnpicklingError"),
     ],
     ids=[
@@ -98,7 +122,8 @@ def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reas
         run(running, simulate)
         [failed] = running.coordinator.wait_for("failed")
         assert re.match(reason, failed)
-        assert running.workers[0].buffer.samples_put == sent  # flushed, as no other attempt may follow
+        # Flushed, as no other attempt may follow.
+        assert running.workers[0].buffer.samples_put == sent
         assert running.coordinator.received("traceback")[0].startswith("Traceback")
         assert running.coordinator.received("finished") == []
 
@@ -109,5 +134,6 @@ def test_a_paired_simulation_sends_steps():
         assert running.coordinator.wait_for("finished") == [3]
         run(running, lambda _: [(torch.ones(2), torch.zeros(1))], number=1)
         assert (
-            "a sample is (step, x, y), as the buffer pairs time steps" in running.coordinator.wait_for("failed")[0]
+            "a sample is (step, x, y), as the buffer pairs time steps"
+            in running.coordinator.wait_for("failed")[0]
         )

@@ -118,8 +118,12 @@ EXITS = {
 
 @pytest.fixture(scope="module")
 def children():
-    """Run all at the same time; give each one's messages, its exit status last, and standard error."""
-    run = subprocess.run([sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=200)
+    """Run all at the same time; give each one's messages, its exit status last, and standard
+    error.
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=200
+    )
     assert run.returncode == 0, run.stderr
     said = {name: [] for name in EXITS}
     for line in run.stdout.splitlines():

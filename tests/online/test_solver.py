@@ -1,4 +1,6 @@
-"""Solvers in C, C++ and Fortran, with and without ranks of MPI: what they send, and how they fail."""
+"""Solvers in C, C++ and Fortran, with and without ranks of MPI: what they send, and how they
+fail.
+"""
 
 import os
 import re
@@ -19,14 +21,17 @@ from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 from tests.online.solvers.compiled import compiled, heat, mpirun, solver, solvers_running
 
-CELLS, STEPS = 11, 6
+CELLS = 11
+STEPS = 6
 LANGUAGES = {
     "C": lambda: mpirun(1, compiled("mpicc", "heat.c")),
     "C, 2 ranks": lambda: mpirun(2, compiled("mpicc", "heat.c")),
     "C, 3 ranks": lambda: mpirun(3, compiled("mpicc", "heat.c")),
     "C++, two files": lambda: [compiled("g++", "heat.cpp", "heat_output.cpp")],
     "Fortran": lambda: [compiled("gfortran", "compss_train.f90", "heat.f90", "libcompss_train.c")],
-    "Fortran, 2 ranks": lambda: mpirun(2, compiled("mpif90", "melissa_heat.f90", "libcompss_train.c")),
+    "Fortran, 2 ranks": lambda: mpirun(
+        2, compiled("mpif90", "melissa_heat.f90", "libcompss_train.c")
+    ),
     "C++, C": lambda: [compiled("g++", "heat.cpp", "heat_output.cpp", flags=("-std=c++20", "-O2"))],
 }
 
@@ -44,7 +49,9 @@ def test_a_solver_of_each_language_sends_the_bits_of_numpy(language):
         assert metadata == ({"flux": '{"even": true}'} if step % 2 == 0 else {})
 
 
-def test_the_connection_is_tcp_where_a_socket_file_would_have_too_long_a_path(tmp_path, monkeypatch):
+def test_the_connection_is_tcp_where_a_socket_file_would_have_too_long_a_path(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
     spied = solver(["sh", "-c", "echo $COMPSS_TRAIN_SOLVER"])
     with pytest.raises(ChildProcessError, match=r"\n  tcp://"):
@@ -52,9 +59,13 @@ def test_the_connection_is_tcp_where_a_socket_file_would_have_too_long_a_path(tm
 
 
 def test_the_connection_may_be_tcp_with_a_token():
-    run = solver([*LANGUAGES["C, 2 ranks"](), "{}", "3", "4"], environment={"COMPSS_TRAIN_SOLVER": "tcp"})
+    run = solver(
+        [*LANGUAGES["C, 2 ranks"](), "{}", "3", "4"], environment={"COMPSS_TRAIN_SOLVER": "tcp"}
+    )
     assert len(list(run(1.0))) == 3
-    spied = solver(["sh", "-c", "echo $COMPSS_TRAIN_SOLVER"], environment={"SLURM_JOB_NUM_NODES": "2"})
+    spied = solver(
+        ["sh", "-c", "echo $COMPSS_TRAIN_SOLVER"], environment={"SLURM_JOB_NUM_NODES": "2"}
+    )
     with pytest.raises(ChildProcessError, match=r"\n  tcp://[\d.]+:\d+/[\w-]{22}$"):
         list(spied(None))
 
@@ -109,7 +120,9 @@ def test_arguments_that_an_input_lacks_are_errors(argument, value, said, raises)
 
 @pytest.mark.parametrize("inputs", [[1.0, 2.0], np.ones((3, 2)), range(4), torch.ones(2)])
 def test_a_command_that_reads_nothing_of_its_inputs_is_an_error(inputs):
-    with pytest.raises(ValueError, match=r"command=\['./heat', '-n'\] reads nothing of its inputs: write {}"):
+    with pytest.raises(
+        ValueError, match=r"command=\['./heat', '-n'\] reads nothing of its inputs: write {}"
+    ):
         Simulations(solver(["./heat", "-n"]), inputs)
     with pytest.raises(ValueError, match=r"'{0}' in command= does not fit the input"):
         Simulations(solver(["./heat", "{0}"]), [{"T": 1.0}])
@@ -200,7 +213,8 @@ def test_a_rank_that_fails_leaves_early_or_sends_something_else_is_an_error(what
 
 def test_a_command_that_does_not_exist_is_named():
     with pytest.raises(
-        ChildProcessError, match=r"ended with status 127.*\n.*cannot start ./nowhere in .*No such file"
+        ChildProcessError,
+        match=r"ended with status 127.*\n.*cannot start ./nowhere in .*No such file",
     ):
         list(solver(["./nowhere", "{}"])(1.0))
 
@@ -218,9 +232,17 @@ def test_a_solver_by_itself_needs_the_variable_or_none():
     bare = {name: value for name, value in os.environ.items() if name != "COMPSS_TRAIN_SOLVER"}
     failed = subprocess.run([program, "fine"], env=bare, capture_output=True, text=True)
     assert (failed.returncode, "COMPSS_TRAIN_SOLVER is not set" in failed.stderr) == (1, True)
-    assert subprocess.run([program, "fine"], env={**bare, "COMPSS_TRAIN_SOLVER": "none"}).returncode == 0
-    failed = subprocess.run([program, "fine"], env={**bare, "COMPSS_TRAIN_SOLVER": "/no/w"}, capture_output=True)
-    assert (failed.returncode, b"cannot connect to the fit: No such file" in failed.stderr) == (1, True)
+    assert (
+        subprocess.run([program, "fine"], env={**bare, "COMPSS_TRAIN_SOLVER": "none"}).returncode
+        == 0
+    )
+    failed = subprocess.run(
+        [program, "fine"], env={**bare, "COMPSS_TRAIN_SOLVER": "/no/w"}, capture_output=True
+    )
+    assert (failed.returncode, b"cannot connect to the fit: No such file" in failed.stderr) == (
+        1,
+        True,
+    )
 
 
 def test_another_version_of_the_header_is_named(tmp_path):
@@ -229,15 +251,21 @@ def test_another_version_of_the_header_is_named(tmp_path):
     assert newer != text
     (tmp_path / "compss_train.h").write_text(newer)
     program = compiled("gcc", "faulty.c", flags=(f"-include{tmp_path}/compss_train.h",))
-    with pytest.raises(ChildProcessError, match=r"compiled with a compss_train.h of protocol 7.* has protocol 1"):
+    with pytest.raises(
+        ChildProcessError, match=r"compiled with a compss_train.h of protocol 7.* has protocol 1"
+    ):
         list(solver([program, "fine"])(None))
 
 
 def test_samples_may_be_left_out_and_have_x_alone():
     command = [compiled("gcc", "faulty.c"), "fine"]
-    every_other = solver(command, lambda value, step, fields: None if step % 2 else (fields["u"], step))
+    every_other = solver(
+        command, lambda value, step, fields: None if step % 2 else (fields["u"], step)
+    )
     assert [step for step, *_ in every_other(None)] == [0, 2, 4]
-    alone = solver(command, lambda value, step, fields: torch.from_numpy(fields["u"]) if step % 2 else None)
+    alone = solver(
+        command, lambda value, step, fields: torch.from_numpy(fields["u"]) if step % 2 else None
+    )
     assert [(step, float(x[0])) for step, x in alone(None)] == [(1, 1.0), (3, 3.0), (5, 5.0)]
     with pytest.raises(KeyError, match="w; the solver has sent u"):
         list(solver(command, lambda value, step, fields: fields["w"])(None))
@@ -247,14 +275,19 @@ def test_samples_may_be_left_out_and_have_x_alone():
 
 def test_standard_output_stays_the_solvers(capfd):
     with pytest.raises(ChildProcessError, match=r"has not connected.*(\n  (\d+|unusual)){10}$"):
-        list(solver(["sh", "-c", "seq 100; echo unusual >&2; seq 10"])(None))  # two pipes, read in any order
+        # Two pipes, read in any order.
+        list(solver(["sh", "-c", "seq 100; echo unusual >&2; seq 10"])(None))
     out, err = capfd.readouterr()
     assert out.split() == [*map(str, range(1, 101)), *map(str, range(1, 11))]
     assert err == "unusual\n"
 
 
 def test_a_run_that_is_given_up_ends_with_all_its_processes(tmp_path):
-    command = [*mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))), "hangs", str(tmp_path / "flag")]
+    command = [
+        *mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))),
+        "hangs",
+        str(tmp_path / "flag"),
+    ]
     samples = solver(command)(None)
     assert [next(samples)[0] for _ in range(3)] == [0, 1, 2]
     wait_until((tmp_path / "flag").exists)
@@ -274,7 +307,11 @@ def test_a_solver_ends_with_its_guard(tmp_path, started_by):
     samples = solver(command)(None)
     assert [next(samples)[0] for _ in range(3)] == [0, 1, 2]
     wait_until((tmp_path / "flag").exists)
-    [guard] = [pid for pid, (name, parent, _) in processes().items() if (name, parent) == (NAME, os.getpid())]
+    [guard] = [
+        pid
+        for pid, (name, parent, _) in processes().items()
+        if (name, parent) == (NAME, os.getpid())
+    ]
     started = descendants(guard)
     os.kill(guard, signal.SIGKILL)
     with pytest.raises(ChildProcessError, match=r"has disconnected|ended by SIGKILL"):

@@ -13,7 +13,10 @@ from compss_train.online.solver_messages import PROTOCOL, SolverMessages, check_
 from tests.buffers.kinds import Thread
 from tests.helpers.waiting import pause
 
-FIELD, VALUES, TEXT, END = 1, 2, 3, 4
+FIELD = 1
+VALUES = 2
+TEXT = 3
+END = 4
 
 
 def message(kind, field=0, rest=b"", order="<"):
@@ -34,10 +37,13 @@ def received(*messages, order="<"):
     with own, other, SolverMessages(own, order) as read:
         other.sendall(b"".join(messages))
         other.shutdown(socket.SHUT_WR)
-        return [{name: array.tolist() for name, array in step.items()} for step in read.steps()], read.ended
+        return [
+            {name: array.tolist() for name, array in step.items()} for step in read.steps()
+        ], read.ended
 
 
-U, V = field(0, "u"), field(1, "v")
+U = field(0, "u")
+V = field(1, "v")
 
 
 @given(st.integers(0, 5), st.integers(1, 3), st.data())
@@ -132,6 +138,10 @@ def test_the_first_line_has_version_byte_order_and_token(raises):
     for line in (b"", b"GET / HTTP/1.1\n", b"x" * 10_000, b"\xff\xfe\n"):
         with pytest.raises(PermissionError, match="no solver"):
             greeted(line)
-    for line in (b"compss_train 2 little other\n", b"compss_train 1 little\n", b"compss_train 1 little \n"):
+    for line in (
+        b"compss_train 2 little other\n",
+        b"compss_train 1 little\n",
+        b"compss_train 1 little \n",
+    ):
         with pytest.raises(PermissionError, match="another token"):
             greeted(line, "secret")

@@ -1,4 +1,6 @@
-"""The simulations of a fit as its coordinator runs them, against a model; on an engine that runs nothing."""
+"""The simulations of a fit as its coordinator runs them, against a model; on an engine that runs
+nothing.
+"""
 
 import itertools
 import warnings
@@ -19,7 +21,9 @@ from compss_train.online.sources import REPORT_SECONDS, ExternalSenders, Simulat
 from compss_train.online.worker_task import OnlineJob
 from compss_train.online.workers import Worker
 
-DONE, DIED, OH = {"finished": 5}, None, {"failed": "oh", "traceback": "where it was"}
+DONE = {"finished": 5}
+DIED = None
+OH = {"failed": "oh", "traceback": "where it was"}
 INTERRUPTED = {"interrupted": "worker 0 disconnected"}
 
 
@@ -31,23 +35,31 @@ class Runs:
     """Simulations without processes: tests say what their tasks send."""
 
     def __init__(self, inputs, retries=2, count=1, checkpoint_every=60.0):
-        self.lost, self.ended, self.tasks = [], [], []
+        self.lost = []
+        self.ended = []
+        self.tasks = []
         engine = SimpleNamespace(
             traits=Traits(interruptible=False),
             publish=lambda value: value,
-            submit=lambda function, simulate, value, number, *args, resources: self.tasks.append(number),
+            submit=lambda function, simulate, value, number, *args, resources: self.tasks.append(
+                number
+            ),
             arrived=lambda refs: [],
             delete=lambda refs: None,
         )
         router = SimpleNamespace(
-            number=itertools.count().__next__, register=lambda *args: None, unregister=lambda client: self.lost
+            number=itertools.count().__next__,
+            register=lambda *args: None,
+            unregister=lambda client: self.lost,
         )
         self.runs = SimulationRuns(
             Simulations(simulate, inputs, count=count, retries=retries),
             Inputs(inputs),
             engine,
             router,
-            SimpleNamespace(options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None),
+            SimpleNamespace(
+                options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None
+            ),
         )
         self.start()
 
@@ -70,7 +82,9 @@ class Runs:
         """Handle a message of a simulation's task."""
         if header == "connects":
             greeting = {"number": simulation.number}
-            client = SimpleNamespace(greeting=greeting, send=lambda header: self.ended.append(header))
+            client = SimpleNamespace(
+                greeting=greeting, send=lambda header: self.ended.append(header)
+            )
             self.runs.handle(client, greeting)
         else:
             self.runs.handle(simulation.task.client, header)
@@ -84,7 +98,9 @@ class Runs:
 
     def lose(self, lacking):
         """Lose a worker with the samples of some streams."""
-        self.runs.repeat_lost(SimpleNamespace(lacks_samples=lambda stream, samples: stream in lacking))
+        self.runs.repeat_lost(
+            SimpleNamespace(lacks_samples=lambda stream, samples: stream in lacking)
+        )
         self.start()
 
 
@@ -94,12 +110,15 @@ outcomes = st.sampled_from([DONE, OH, DIED, INTERRUPTED, "lose"])
 @given(st.integers(1, 6), st.integers(0, 2), st.integers(1, 3), st.lists(outcomes), st.randoms())
 def test_every_input_runs_until_done_or_out_of_retries(inputs, retries, at_a_time, todo, random):
     runs = Runs(range(inputs), retries, at_a_time)
-    failures, done, given_up = [0] * inputs, set(), set()
+    failures = [0] * inputs
+    done = set()
+    given_up = set()
     todo = iter(todo)
     while not runs.runs.all_ended:
         assert len(runs.running) <= at_a_time
         which = random.randrange(len(runs.running))
-        value, outcome = runs.values[which], next(todo, DONE)
+        value = runs.values[which]
+        outcome = next(todo, DONE)
         if outcome == "lose":  # a worker dies with the samples of a simulation
             lost = random.choice([None, *sorted(done)])
             runs.lose({lost})
@@ -120,11 +139,15 @@ def test_every_input_runs_until_done_or_out_of_retries(inputs, retries, at_a_tim
 
 def test_failures_warn_with_the_input_and_the_last_one_with_the_traceback():
     runs = Runs(["x" * 1000], retries=1)
-    with pytest.warns(UserWarning, match=r"simulation 0 of input '?x+.* failed: oh; retry 1 of 1") as warned:
+    with pytest.warns(
+        UserWarning, match=r"simulation 0 of input '?x+.* failed: oh; retry 1 of 1"
+    ) as warned:
         runs.send(runs.running[0][0], OH)
     assert len(str(warned[0].message)) < 500
     runs.start()
-    with pytest.warns(UserWarning, match="simulation 0 of input .*oh; skipped after 2 failures\nwhere it was"):
+    with pytest.warns(
+        UserWarning, match=("simulation 0 of input .*oh; skipped after 2 failures\nwhere it was")
+    ):
         runs.send(runs.running[0][0], OH)
     runs.start()
     assert runs.runs.all_ended
@@ -153,7 +176,10 @@ def test_failures_of_the_first_simulations_raise_if_no_sample_comes(retries, hea
     runs.runs.check(1)
     clock.now += 0.1
     reason = "its process died" if header is None else "oh"
-    said = f"simulation 0 of input 'a' failed: {reason}; 3 simulations were given up, and none has sent a sample"
+    said = (
+        f"simulation 0 of input 'a' failed: {reason}; 3 simulations were given up, and none "
+        "has sent a sample"
+    )
     with pytest.raises(SimulationError, match=said) as raised:
         runs.runs.check(0)
     if cause is None:
@@ -170,13 +196,16 @@ AT_A_LINE = {**OH, "place": "NameError at study.py:7"}
 @pytest.mark.parametrize("repeats", [True, False])
 def test_failures_of_the_first_simulations_at_one_line_raise_at_once(count, repeats):
     """A mistake needs no retry; other failures have theirs before the next simulation begins."""
-    runs, ends = Runs(range(100), 2, count), 0
+    runs = Runs(range(100), 2, count)
+    ends = 0
     with suppress(SimulationError):
         while ends < 100:
             runs.runs.check(0)
             runs.end({**AT_A_LINE, "repeats": repeats}, which=ends % count)
             ends += 1
-    with pytest.raises(SimulationError, match=r"simulation 0 of input 0 failed: oh; the first .* at this line"):
+    with pytest.raises(
+        SimulationError, match=r"simulation 0 of input 0 failed: oh; the first .* at this line"
+    ):
         runs.runs.check(0)
     assert max(3, count) <= ends <= max(3, count) * (1 if repeats and count == 1 else 3)
 
@@ -206,7 +235,8 @@ def test_a_mistake_is_shown_once_and_is_not_tried_again():
 def test_a_sample_that_does_not_fit_is_the_error():
     runs = Runs(range(9))
     with pytest.raises(
-        SimulationError, match=r"^simulation 0 of input 0 yielded what does not fit: two, not three$"
+        SimulationError,
+        match=r"^simulation 0 of input 0 yielded what does not fit: two, not three$",
     ):
         runs.send(runs.running[0][0], {**AT_A_LINE, "rejected": "two, not three"})
 
@@ -214,17 +244,27 @@ def test_a_sample_that_does_not_fit_is_the_error():
 @pytest.fixture
 def senders():
     router = SimpleNamespace(
-        number=itertools.count().__next__, register=lambda *args: None, unregister=lambda client: None
+        number=itertools.count().__next__,
+        register=lambda *args: None,
+        unregister=lambda client: None,
     )
     return ExternalSenders(2, router)
 
 
-@pytest.mark.parametrize(("offsets", "lost"), [(None, "4 samples of 2"), ({0: 4, 1: 1}, "1 samples of 1")])
+@pytest.mark.parametrize(
+    ("offsets", "lost"), [(None, "4 samples of 2"), ({0: 4, 1: 1}, ("1 samples of 1"))]
+)
 def test_the_samples_of_senders_that_a_dead_worker_has_lost_are_counted(senders, offsets, lost):
     """Of streams 0 and 1 with 5 and 4 samples, worker 1 of 2 gets samples 1 and 3, and 0 and 2."""
     options = SimpleNamespace(pairing=None)
     job = OnlineJob(
-        coordinator=None, key="", host=None, server_address=None, num_workers=2, options=options, seed=0
+        coordinator=None,
+        key="",
+        host=None,
+        server_address=None,
+        num_workers=2,
+        options=options,
+        seed=0,
     )
     worker = Worker(1, job, None, lambda: None)
     worker.part = None if offsets is None else SavedWorker(None, {}, offsets)
@@ -237,6 +277,8 @@ def test_the_samples_of_senders_that_a_dead_worker_has_lost_are_counted(senders,
 
 
 def test_a_fit_that_goes_on_names_the_senders_that_it_waits_for(senders):
-    with pytest.warns(UserWarning, match="the save lacks samples of sender 'a': the fit waits for it"):
+    with pytest.warns(
+        UserWarning, match=("the save lacks samples of sender 'a': the fit waits for it")
+    ):
         senders.resume({"streams": [["a", 0], ["b", 1]], "completed": [[1, 5]], "failed": 0})
     assert not senders.all_ended

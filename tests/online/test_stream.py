@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from compss_train.online.stream import worker_of
 from compss_train.online.worker_task import OnlineJob
 from tests.buffers.kinds import STEPS
-from tests.online.sample_streams import connect_sender, expected_samples, number_sample, send_all, simulation_stream
+from tests.online.sample_streams import (
+    connect_sender,
+    expected_samples,
+    number_sample,
+    send_all,
+    simulation_stream,
+)
 from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
-streams, numbers_of_samples, workers = st.integers(0, 10**6), st.integers(0, 60), st.integers(1, 12)
+streams = st.integers(0, 10**6)
+numbers_of_samples = st.integers(0, 60)
+workers = st.integers(1, 12)
 
 
 @given(streams, numbers_of_samples, workers)
@@ -28,12 +36,16 @@ def test_streams_are_routed_round_robin_from_successive_workers(stream, samples,
     counts = [routed.count(worker) for worker in range(workers)]
     assert sum(counts) == samples
     assert max(counts) - min(counts) <= 1
-    assert worker_of(stream + 1, 0, workers, whole=False) == worker_of(stream, 1, workers, whole=False)
+    assert worker_of(stream + 1, 0, workers, whole=False) == worker_of(
+        stream, 1, workers, whole=False
+    )
 
 
 @given(streams, numbers_of_samples, workers)
 def test_whole_streams_are_routed_to_one_worker_each(stream, samples, workers):
-    assert {worker_of(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {stream % workers}
+    assert {worker_of(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {
+        stream % workers
+    }
 
 
 @given(streams, numbers_of_samples, numbers_of_samples, workers, st.booleans(), st.data())
@@ -50,7 +62,12 @@ def test_samples_of_all_streams_are_routed_in_order(workers, amounts):
         expected = [[] for _ in range(workers)]
         for number, samples in enumerate(amounts):
             with simulation_stream(running.coordinator, number) as opened:
-                assert (opened.accepted, opened.number, opened.paired, opened.delivered) == (True, number, False, 0)
+                assert (opened.accepted, opened.number, opened.paired, opened.delivered) == (
+                    True,
+                    number,
+                    False,
+                    0,
+                )
                 for sample in range(samples):
                     opened.send(number_sample(100 * number + sample), None)
                 opened.finish()
@@ -68,7 +85,9 @@ def test_paired_streams_go_to_one_worker_with_their_steps(workers):
             with connect_sender(running) as sender:
                 send_all(sender, range(STEPS), paired=True)
         places = [stub.buffer for stub in running.workers]
-        assert [len(buffer) for buffer in places] == [STEPS * len(range(w, 4, workers)) for w in range(workers)]
+        assert [len(buffer) for buffer in places] == [
+            STEPS * len(range(w, 4, workers)) for w in range(workers)
+        ]
         for worker, buffer in enumerate(places):
             earlier, later = buffer.get_batch(40)
             assert earlier.simulation.tolist() == later.simulation.tolist()
@@ -113,7 +132,8 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
         with connect_sender(running, "solver") as sender:
             send_all(sender, range(before), paired=paired)
         with connect_sender(running, "solver") as sender:
-            delivered, number = sender.delivered, 0
+            delivered = sender.delivered
+            number = 0
             assert delivered == before
             for skipped, sends in [*ways, (delivered, False)]:
                 skipped = min(skipped, delivered - number)

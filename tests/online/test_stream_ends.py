@@ -26,10 +26,18 @@ def test_a_failed_sender_is_warned_of_and_expected_again_by_name():
                 raise ZeroDivisionError("my fault")
             sender.close()
         coordinator.wait_for_disconnects(2)
-        assert coordinator.warnings[0].startswith("sender 'solver' has failed and may reconnect: Traceback")
+        assert coordinator.warnings[0].startswith(
+            "sender 'solver' has failed and may reconnect: Traceback"
+        )
         assert coordinator.warnings[1].startswith("a sender has failed: Traceback")
-        assert coordinator.senders.failure.what == "a sender has failed: ZeroDivisionError: my fault"
-        assert coordinator.call(coordinator.senders.counts) == {"running": 0, "done": 0, "failed": 1}
+        assert coordinator.senders.failure.what == (
+            "a sender has failed: ZeroDivisionError: my fault"
+        )
+        assert coordinator.call(coordinator.senders.counts) == {
+            "running": 0,
+            "done": 0,
+            "failed": 1,
+        }
         assert all("ZeroDivisionError: my fault" in warned for warned in coordinator.warnings)
         assert not coordinator.call(lambda: coordinator.senders.all_ended)
         connect_sender(running, "solver").close()
@@ -89,7 +97,8 @@ def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
         sender = connect_sender(running)
         sender.send(torch.zeros(2))
         with pytest.raises(
-            ValueError, match=r"rejected a sample: sample 1 has x: float32 \(3,\), where .* x: float32 \(2,\)"
+            ValueError,
+            match=r"rejected a sample: sample 1 has x: float32 \(3,\), where .* x: float32 \(2,\)",
         ):
             send_repeatedly(sender.send, torch.zeros(3))
         sender.stream.close()
@@ -99,7 +108,9 @@ def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
         assert running.workers[0].receiver.failed is None  # the sample's failure, not the worker's
 
 
-@pytest.mark.parametrize(("step", "reason"), [(None, "step"), (STEPS, "step"), (0, "twice|held already")])
+@pytest.mark.parametrize(
+    ("step", "reason"), [(None, "step"), (STEPS, "step"), (0, ("twice|held already"))]
+)
 def test_a_rejection_is_raised_on_close_and_reported_to_the_fit(step, reason):
     with stub_fit(2, paired=True) as running:
         sender = connect_sender(running, "solver")

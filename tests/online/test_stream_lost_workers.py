@@ -24,7 +24,11 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 @pytest.mark.usefixtures("short_pauses")
 def test_a_worker_that_cannot_be_reached_is_named_in_the_error(monkeypatch):
     monkeypatch.setattr("compss_train.online.stream.UNREACHABLE_SECONDS", 0.01)
-    with no_open_connections(), stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
+    with (
+        no_open_connections(),
+        stub_fit(2) as running,
+        simulation_stream(running.coordinator, 0) as opened,
+    ):
         running.workers[1].close()
         for act in (lambda: send_repeatedly(opened.send, number_sample(0), None), opened.finish):
             with pytest.raises(ConnectionLostError, match="worker 1 cannot be reached at ipc://"):
@@ -37,7 +41,9 @@ def test_a_worker_that_cannot_be_reached_is_named_in_the_error(monkeypatch):
 def test_samples_lost_with_a_worker_are_counted_in_a_warning(workers, worker, saved):
     with stub_fit(workers) as running, connect_sender(running) as sender:
         send_all(sender, range(6))
-        [sent] = [own for number, own in enumerate(expected_samples(0, 6, workers)) if number == worker]
+        [sent] = [
+            own for number, own in enumerate(expected_samples(0, 6, workers)) if number == worker
+        ]
         wait_until(lambda: running.workers[worker].buffer.samples_put == len(sent))
         running.kill(worker)
         running.replace(worker, {0: saved})
@@ -47,7 +53,10 @@ def test_samples_lost_with_a_worker_are_counted_in_a_warning(workers, worker, sa
             sender.close()
         messages = [str(each.message) for each in caught]
         assert len(messages) == (lost > 0)
-        assert all(f"worker {worker} disconnected" in text and f"{lost} samples" in text for text in messages)
+        assert all(
+            f"worker {worker} disconnected" in text and f"{lost} samples" in text
+            for text in messages
+        )
         assert running.coordinator.wait_for("finished") == [6]
 
 
@@ -57,7 +66,8 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
     capacity = 200 if waiting == "not at all" else 1
     with stub_fit(capacity=capacity) as running, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        sender, silent = connect_sender(running), running.workers[0]
+        sender = connect_sender(running)
+        silent = running.workers[0]
         sending = Thread(send_all, sender, range(300 if waiting == "for room" else 3))
         try:
             if waiting != "for room":

@@ -1,4 +1,6 @@
-"""The workers as the coordinator sees them, and its part of the last save, with its buffer in a file."""
+"""The workers as the coordinator sees them, and its part of the last save, with its buffer in a
+file.
+"""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -67,7 +69,8 @@ def take_part(workers, number, client, *values):
 
 def loaded(workers, number):
     """Return the part of a save that a worker gets when it connects again, and this connection."""
-    worker, sent = workers.all[number], []
+    worker = workers.all[number]
+    sent = []
     ConnectedTask.disconnect(worker)
     client = client_of(number, sent)
     workers.handle(worker, client, client.greeting, ())
@@ -89,7 +92,8 @@ def test_each_worker_gets_its_part_of_the_last_save(tmp_path):
 
 
 def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp_path):
-    workers, told = workers_of([], tmp_path), [[], []]
+    workers = workers_of([], tmp_path)
+    told = [[], []]
     clients = [client_of(number) for number in range(2)]
     for client, own in zip(clients, told, strict=True):
         client.send = lambda header, arrays=(), own=own: own.append(header)
@@ -125,7 +129,8 @@ def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp
 
 
 def test_a_worker_that_has_completed_its_training_only_receives(tmp_path):
-    workers, sent = workers_of([], tmp_path), []
+    workers = workers_of([], tmp_path)
+    sent = []
     worker = workers.all[0]
     worker.done = True
     client = client_of(0)
@@ -134,7 +139,8 @@ def test_a_worker_that_has_completed_its_training_only_receives(tmp_path):
     assert sent == [{"accepted": True, "stop": True}]
     workers.handle(worker, client, {"url": "tcp://a:1"}, ())
     assert worker.url == "tcp://a:1"
-    for header in ({"report": True}, {"done": True, "repetitions": []}):  # its first attempt has sent the true ones
+    # Its first attempt has sent the true ones.
+    for header in ({"report": True}, {"done": True, "repetitions": []}):
         assert workers.handle(worker, client, header, ()) is None
 
 
@@ -149,7 +155,8 @@ def test_a_worker_that_does_not_connect_again_is_submitted_again(clock, tmp_path
 
 
 def test_a_worker_is_given_up_after_four_attempts_without_a_save_between_them(tmp_path):
-    workers, client = workers_of([], tmp_path), client_of(1)
+    workers = workers_of([], tmp_path)
+    client = client_of(1)
     worker = workers.all[1]
 
     def attempts(count):
@@ -163,7 +170,9 @@ def test_a_worker_is_given_up_after_four_attempts_without_a_save_between_them(tm
         take_part(workers, 1, client, 1)
         assert workers.store()
         ConnectedTask.disconnect(worker)
-    with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next save"):
+    with pytest.raises(
+        WorkerLostError, match=r"worker 1 was started 4 times, .* before its next save"
+    ):
         attempts(MAX_RUNS)
 
 
@@ -173,11 +182,15 @@ def test_a_part_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(tm
         raise OSError("no space left on device")
 
     workers = workers_of([], tmp_path)
-    worker, (_, client) = workers.all[1], loaded(workers, 1)
+    worker = workers.all[1]
+    (_, client) = loaded(workers, 1)
     take_part(workers, 1, client, 1, 2)
     assert workers.store()
     before = worker.part
-    for warns in (pytest.warns(UserWarning, match="no space left on device.* training continues"), nullcontext()):
+    for warns in (
+        pytest.warns(UserWarning, match="no space left on device.* training continues"),
+        nullcontext(),
+    ):
         take_part(workers, 1, client, 3)
         worker.arrived = worker.arrived[0], [SimpleNamespace(pieces=full_disk())]
         with warns:  # once
@@ -221,10 +234,14 @@ def test_a_task_is_submitted_again_if_it_is_lost_and_not_before(clock):
 
 
 @pytest.mark.parametrize("interruptible", [True, False])
-def test_a_task_that_ended_is_submitted_again_if_it_had_connected_or_its_error_may_pass(interruptible):
-    submitted, asked = [], []
+def test_a_task_that_ended_is_submitted_again_if_it_had_connected_or_its_error_may_pass(
+    interruptible,
+):
+    submitted = []
+    asked = []
     engine = engine_of(submitted, fetch=lambda refs: 1 / 0)
-    engine.traits, engine.arrived = Traits(interruptible=interruptible), lambda refs: refs
+    engine.traits = Traits(interruptible=interruptible)
+    engine.arrived = lambda refs: refs
     task = ConnectedTask(engine, lambda: submitted.append("task"))
     for again in (False, True):
         task.restart(lambda error, again=again: asked.append(error) or again)

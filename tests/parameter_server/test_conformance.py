@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, serve
+from compss_train.parameter_server import (
+    LocalParameterServer,
+    ParameterServerClosedError,
+    connect,
+    serve,
+)
 from compss_train.parameter_server.server_loop import CallQueue
 from tests.helpers.waiting import LIMIT
 
@@ -41,7 +46,8 @@ class Gate:
     def __init__(self, parameters):
         self.parameters = list(parameters)
         self.steps = []
-        self.reached, self.opened = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.opened = threading.Event()
         self.first = True
 
     def __call__(self, parameters):
@@ -51,7 +57,8 @@ class Gate:
 class GatedStep(torch.optim.Optimizer):
     def __init__(self, parameters, gate):
         super().__init__(parameters, {})
-        self.parameters, self.gate = parameters, gate
+        self.parameters = parameters
+        self.gate = gate
 
     def step(self, closure=None):
         if self.gate.first:
@@ -96,7 +103,8 @@ def test_arrays_are_added_to_keys_without_the_optimizer(make):
 
 
 def test_no_push_of_any_thread_is_lost(server):
-    keys, pushes = "abc", 200
+    keys = "abc"
+    pushes = 200
     for key in keys:
         server.init(key, [np.zeros(7)])
     random = np.random.default_rng(0)
@@ -119,7 +127,8 @@ def test_no_push_of_any_thread_is_lost(server):
 
 
 def test_a_higher_priority_overtakes_a_backlog_and_calls_of_a_key_keep_their_order():
-    queue, taken = CallQueue(), []
+    queue = CallQueue()
+    taken = []
     for number, (key, priority) in enumerate([("b", 0), ("c", 1), ("b", 2), ("b", 1), ("d", 3)]):
         queue.add(key, priority, 1, partial(taken.append, number))
     while run := queue.take():
@@ -130,14 +139,16 @@ def test_a_higher_priority_overtakes_a_backlog_and_calls_of_a_key_keep_their_ord
 
 def test_sgd_on_the_server_is_plain_sgd(make):
     torch.manual_seed(0)
-    net, twin = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    net = torch.nn.Linear(5, 3)
+    twin = torch.nn.Linear(5, 3)
     twin.load_state_dict(net.state_dict())
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
     with make(SGD) as server:
         for name, parameter in net.named_parameters():
             server.init(name, [parameter])
         for _ in range(20):
-            x, y = torch.randn(8, 5), torch.randn(8, 3)
+            x = torch.randn(8, 5)
+            y = torch.randn(8, 3)
             for model in (net, twin):
                 model.zero_grad()
                 torch.nn.functional.mse_loss(model(x), y).backward()
@@ -150,7 +161,9 @@ def test_sgd_on_the_server_is_plain_sgd(make):
 
 
 def test_the_use_of_the_java_interface(make):
-    """A parameter on two devices: gradients of both are summed, and both replicas are updated alike."""
+    """A parameter on two devices: gradients of both are summed, and both replicas are updated
+    alike.
+    """
     with make({"optimizer": "sgd", "lr": 0.1}) as server:
         replicas = [torch.ones(3), torch.ones(3)]
         server.init("weight", replicas[:1])
@@ -166,7 +179,8 @@ def test_the_use_of_the_java_interface(make):
 
 
 def test_pushed_and_pulled_arrays_are_copies(server):
-    value, grad = np.zeros(2), np.ones(2)
+    value = np.zeros(2)
+    grad = np.ones(2)
     server.init("w", [value])
     server.push("w", [grad])
     value += 5
@@ -184,8 +198,16 @@ def test_wrong_calls_are_errors_that_change_nothing(server, raises):
         (ValueError, "'v'", lambda: server.push("v", [np.ones(3)])),
         (ValueError, "'v'", lambda: server.pull("v")),
         (ValueError, "grads[0] is of float64 (2,)", lambda: server.push("w", [np.ones(2)])),
-        (ValueError, "grads[0] is of float32 (3,)", lambda: server.push("w", [np.ones(3, np.float32)])),
-        (ValueError, "weights[1] is of float64 (4,)", lambda: server.pull("w", [np.ones(3), np.ones(4)])),
+        (
+            ValueError,
+            "grads[0] is of float32 (3,)",
+            lambda: server.push("w", [np.ones(3, np.float32)]),
+        ),
+        (
+            ValueError,
+            "weights[1] is of float64 (4,)",
+            lambda: server.pull("w", [np.ones(3), np.ones(4)]),
+        ),
         (ValueError, "grads=[]", lambda: server.push("w", [])),
         (ValueError, "priority=1.5", lambda: server.push("w", [np.ones(3)], 1.5)),
         (TypeError, "grads", lambda: server.push("w", np.ones(3))),
@@ -247,7 +269,8 @@ def test_an_error_of_an_optimizer_is_raised_and_other_keys_are_served(make):
     with make({"optimizer": BrokenStep, "lr": 0.1}) as server:
         server.init("w", [torch.zeros(2)])
         with pytest.raises((ArithmeticError, RuntimeError), match="no step"):
-            [server.push("w", [torch.zeros(2)]), server.pull("w")]  # which of them raises it depends on the server
+            # Which of them raises it depends on the server.
+            [server.push("w", [torch.zeros(2)]), server.pull("w")]
         server.init("v", [torch.zeros(2)])
         assert server.pull("v")[0].tolist() == [0.0, 0.0]
 
@@ -270,7 +293,9 @@ def test_a_key_that_is_loaded_continues_as_the_one_that_was_saved(make, optimize
                     each.push("w", [step.double()])
                     each.push("n", [step.double()])
             for key in "wn":
-                assert torch.equal(torch.as_tensor(other.pull(key)[0]), torch.as_tensor(server.pull(key)[0]))
+                assert torch.equal(
+                    torch.as_tensor(other.pull(key)[0]), torch.as_tensor(server.pull(key)[0])
+                )
         assert torch.equal(saved["n"]["values"][0], torch.tensor([2.0, -1.0], dtype=torch.float64))
         with pytest.raises(ValueError, match="exists already"):
             server.load("w", saved["w"])

@@ -1,4 +1,6 @@
-"""Clients without a name that die without a goodbye are forgotten; no call of one that returns counts twice."""
+"""Clients without a name that die without a goodbye are forgotten; no call of one that returns
+counts twice.
+"""
 
 import time
 
@@ -20,7 +22,8 @@ class Connected(Proxy):
     """A proxy to a server; time passes at the server, and answers get lost, when a test says so."""
 
     def __init__(self):
-        self.seconds, self.loses_answers = 0.0, False
+        self.seconds = 0.0
+        self.loses_answers = False
         self.store = LocalParameterServer()
         self.server = self.serve(self.store)
         super().__init__(self.server.address)
@@ -72,9 +75,15 @@ def test_many_dead_clients_leave_nothing(proxy):
     with proxy.connect() as client:
         client.init("w", [np.zeros(1)])
         for number in range(60):
-            own = {"client": f"unnamed {number}", "timeout": 0.0} if number % 20 else {"client": "named task"}
+            own = (
+                {"client": f"unnamed {number}", "timeout": 0.0}
+                if number % 20
+                else {"client": ("named task")}
+            )
             with address.connect({"generation": 0, **own}) as dying:
-                dying.send({"call": "pull", "key": "w", "priority": 0, "number": number, "count": 0})
+                dying.send(
+                    {"call": "pull", "key": "w", "priority": 0, "number": number, "count": 0}
+                )
                 assert dying.receive(LIMIT)[0] == {"numbers": [number]}
         wait_until(lambda: sum(proxy.server.clients.values()) == 1)
         assert len(proxy.server.clients) == 59
@@ -96,7 +105,8 @@ def test_an_idle_client_goes_on_however_long_it_was_away(proxy, forgets):
         client.init("v", [np.zeros(1)])
         for total in range(1, 4):
             client.push("w", [np.ones(1)])
-            for _ in range(server_loop.MAX_BATCH + 1):  # with the last answer it has that of the push
+            # With the last answer it has that of the push.
+            for _ in range(server_loop.MAX_BATCH + 1):
                 assert client.pull("w")[0].item() == total
             forgets()
         client.push("v", [np.ones(1)])

@@ -1,4 +1,6 @@
-"""Tests of served parameter servers alone: other processes, broken connections, unauthorized clients."""
+"""Tests of served parameter servers alone: other processes, broken connections, unauthorized
+clients.
+"""
 
 import contextlib
 import multiprocessing
@@ -55,7 +57,9 @@ class Cutter(Proxy):
     """A proxy that cuts a connection when so much has passed in one direction."""
 
     def __init__(self, address, after):
-        self.after, self.left, self.cuts = after, {True: after, False: after}, 0
+        self.after = after
+        self.left = {True: after, False: after}
+        self.cuts = 0
         super().__init__(address)
 
     def passed(self, data, to_server):
@@ -73,7 +77,9 @@ def test_over_a_connection_that_breaks_every_push_counts_once(tcp_serving, after
     with connect(cutter.address, tcp_serving.token) as client:
         client.init("w", [np.zeros(100)])
         for number in range(150):
-            client.push("w", [np.full(100, 2.0**-number if number < 40 else 1.0)], priority=number % 3)
+            client.push(
+                "w", [np.full(100, 2.0**-number if number < 40 else 1.0)], priority=number % 3
+            )
             if number % 40 == 0:
                 client.pull("w")
         expected = sum(2.0**-number for number in range(40)) + 110
@@ -98,8 +104,14 @@ GREETING = {"client": "other", "generation": 0}
         [pickle.dumps(Bomb())],
         pack(PUSH),
         [pack(PUSH, [np.ones(2)])[0], bytes(15)],
-        *(pack(PUSH | changed, [np.ones(2)]) for changed in ({"call": "drop"}, {"key": "v"}, {"key": []})),
-        *(pack(PUSH | changed, [np.ones(2)]) for changed in ({"count": 7}, {"count": "0"}, {"priority": None})),
+        *(
+            pack(PUSH | changed, [np.ones(2)])
+            for changed in ({"call": "drop"}, {"key": "v"}, {"key": []})
+        ),
+        *(
+            pack(PUSH | changed, [np.ones(2)])
+            for changed in ({"count": 7}, {"count": "0"}, {"priority": None})
+        ),
         pack({"call": "push"}, [np.ones(2)]),
         pack(PUSH | {"more": 1}, [np.ones(2)]),
         pack(PUSH, [np.ones(3)]),
@@ -112,7 +124,10 @@ def test_malformed_messages_are_answered_and_change_nothing(serving, client, mes
     client.init("w", [np.zeros(2)])
     greeting = pack(GREETING | {"proof": proof_of(serving.token)})
     for pushed, before in enumerate(([], [greeting]), 1):
-        with zmq.Context() as context, client_socket(context, serving.address, serving.token) as other:
+        with (
+            zmq.Context() as context,
+            client_socket(context, serving.address, serving.token) as other,
+        ):
             other.connect(serving.address)
             for each in (*before, message):
                 other.send_multipart(each)
@@ -139,9 +154,13 @@ def test_without_zeromq_the_error_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, "compss_train.parameter_server.serving")
     monkeypatch.delitem(vars(package), "serve")
-    with pytest.raises(ModuleNotFoundError, match=r"needs ZeroMQ: pip install 'compss_train\[online\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs ZeroMQ: pip install 'compss_train\[online\]'"
+    ):
         package.serve  # noqa: B018
-    with pytest.raises(ModuleNotFoundError, match=r"needs ZeroMQ: pip install 'compss_train\[online\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs ZeroMQ: pip install 'compss_train\[online\]'"
+    ):
         Merge("parameter_server")
     with pytest.raises(AttributeError, match="has no attribute 'server'"):
         package.server  # noqa: B018
@@ -151,7 +170,9 @@ def test_a_server_that_ends_is_an_error_for_waiting_clients(serving, client, mon
     client.init("w", [np.zeros(2)])
     serving.close()
     now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + 10))
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + 10)
+    )
     monkeypatch.setattr("compss_train.net.caller.time", clock)
     with pytest.raises(TimeoutError, match=r"has not answered for 60\.0 s"):
         client.pull("w")
@@ -230,10 +251,13 @@ def test_a_task_that_is_killed_and_run_again_under_its_name_counts_once(serving,
         os.kill(pid, signal.SIGKILL)
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
-        for _ in range(2):  # it goes on where the first one ended; once more after success changes nothing
+        # It goes on where the first one ended; once more after success changes nothing.
+        for _ in range(2):
             push_named(theirs, *arguments)
             assert ours.recv() > 0
-            assert [client.pull(key)[0].tolist() for key in ("w", "own")] == [[s] * 3 for s in sums(600)]
+            assert [client.pull(key)[0].tolist() for key in ("w", "own")] == [
+                [s] * 3 for s in sums(600)
+            ]
 
 
 def test_repeated_calls_of_a_named_client_count_once(serving, client):
@@ -251,7 +275,8 @@ def test_repeated_calls_of_a_named_client_count_once(serving, client):
 
 
 def test_a_second_client_of_a_name_takes_over_waiting_calls():
-    gate, store = threading.Event(), LocalParameterServer()
+    gate = threading.Event()
+    store = LocalParameterServer()
     store.init("w", [np.zeros(1)])
     store.init("v", [np.zeros(1)])
     entry = store.entry("v")
@@ -264,7 +289,9 @@ def test_a_second_client_of_a_name_takes_over_waiting_calls():
             return data
 
     with ServerLoop(MessageServer(LOOPBACK, "token"), store) as serving:
-        with Address(serving.address, "token").connect({"client": "named task", "generation": 0}) as dead:
+        with Address(serving.address, "token").connect(
+            {"client": "named task", "generation": 0}
+        ) as dead:
             for number in range(40):
                 push = {"call": "push", "key": "vw"[number % 2], "count": number // 2}
                 dead.send({**push, "number": number, "priority": 1}, [np.ones(1)])
@@ -289,8 +316,11 @@ def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
 
 def test_a_later_generation_of_a_name_replaces_the_records_of_the_earlier_ones(serving, client):
     client.init("w", [np.zeros(1)])
-    for generation in (0, 0, 1, 3, 3, 2, 0):  # each twice, and those that have ended once more, late
-        with connect(serving.address, serving.token, name="worker", generation=generation) as worker:
+    # Each twice, and those that have ended once more, late.
+    for generation in (0, 0, 1, 3, 3, 2, 0):
+        with connect(
+            serving.address, serving.token, name="worker", generation=generation
+        ) as worker:
             worker.push("w", [np.ones(1)])
             assert worker.pull("w")[0].item() == client.pull("w")[0].item()
     assert client.pull("w")[0].item() == 3.0
@@ -301,7 +331,8 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
     size = 3 * 2**18 + 5  # float32: three pieces and a bit
     grad = np.ones(size, np.float32)
     client.init("w", [np.zeros(size, np.float32)])
-    weights, spread = np.full(size, 9, np.float32), torch.zeros(size, 2)[:, 0]
+    weights = np.full(size, 9, np.float32)
+    spread = torch.zeros(size, 2)[:, 0]
     pulled = []
     for number in range(5):
         client.push("w", [grad, torch.from_numpy(grad)])
@@ -334,7 +365,10 @@ WRONG = [
     *((lambda bad=bad: connect(**OPEN | {"name": bad}), f"name={bad!r}") for bad in ("", 3)),
     *((lambda bad=bad: connect(bad, "t"), f"address={bad!r}") for bad in ("foo", 3)),
     (lambda: connect(**OPEN, generation=-1), "generation=-1"),
-    *((lambda bad=bad: connect(**OPEN | {"timeout": bad}), f"timeout={bad!r}") for bad in (0, "60")),
+    *(
+        (lambda bad=bad: connect(**OPEN | {"timeout": bad}), f"timeout={bad!r}")
+        for bad in (0, "60")
+    ),
 ]
 
 
@@ -343,5 +377,7 @@ def test_wrong_arguments_are_clear_errors(client, raises):
         with raises(ValueError, name):
             call()
     for key, number in (("w" * 2**20, 1), ("w", 80_000)):
-        with pytest.raises(ValueError, match=f"with {number:,} arrays, whose header has 1,.* bytes"):
+        with pytest.raises(
+            ValueError, match=(f"with {number:,} arrays, whose header has 1,.* bytes")
+        ):
             client.init(key, [np.zeros(1)] * number)

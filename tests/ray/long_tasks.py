@@ -1,4 +1,6 @@
-"""A program with a long task for each of two nodes, which notes that it begins: it must not run again."""
+"""A program with a long task for each of two nodes, which notes that it begins: it must not run
+again.
+"""
 
 import sys
 from pathlib import Path
@@ -16,4 +18,8 @@ def wait(notes, number, seconds):
 
 if __name__ == "__main__":
     with RayEngine() as engine:
-        print(engine.fetch([engine.submit(wait, sys.argv[1], number, float(sys.argv[2])) for number in (1, 2)]))
+        print(
+            engine.fetch(
+                [engine.submit(wait, sys.argv[1], number, float(sys.argv[2])) for number in (1, 2)]
+            )
+        )

@@ -1,4 +1,6 @@
-"""A program that trains on a cluster of its own, with a network of its own; a stranger tries to join meanwhile."""
+"""A program that trains on a cluster of its own, with a network of its own; a stranger tries to
+join meanwhile.
+"""
 
 import os
 import subprocess
@@ -20,7 +22,8 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.nice = nn.Linear(3, 2), os.nice(0)
+        self.linear = nn.Linear(3, 2)
+        self.nice = os.nice(0)
 
     def forward(self, x):
         print(f"a worker prints, as nice as the program: {os.nice(0) == self.nice}", flush=True)
@@ -43,10 +46,14 @@ if __name__ == "__main__":
     before = {*os.environ}
     with DistributedTrainer(2, engine="ray", seed=0, threads=1) as trainer:
         trainer.build(Own(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-        data, stranger = (np.zeros((40, 3), "float32"), np.zeros(40, "int64")), Stranger(dict(os.environ))
+        data = (np.zeros((40, 3), "float32"), np.zeros(40, "int64"))
+        stranger = Stranger(dict(os.environ))
         trainer.fit(*data, num_epochs=2, batch_size=5, callbacks=[stranger], progress=False)
         print(f"nodes {[node.name for node in RayEngine.nodes()]}")
         out, errors = stranger.process.communicate()
         print(f"stranger: {stranger.process.returncode} {'AuthenticationError' in errors} {out!r}")
     print(f"left running: {ray.is_initialized()}")
-    print(f"left in the environment: {[name for name in {*os.environ} - before if name.startswith('RAY_')]}")
+    print(
+        "left in the environment: "
+        f"{[name for name in {*os.environ} - before if name.startswith('RAY_')]}"
+    )

@@ -44,7 +44,9 @@ def report(folder: Path, process: psutil.Process) -> None:
 
 
 @pytest.mark.parametrize("how", ["own", "rights", "link", "user"])
-def test_processes_that_others_could_have_reported_are_not_watched(folder, victim, how, monkeypatch):
+def test_processes_that_others_could_have_reported_are_not_watched(
+    folder, victim, how, monkeypatch
+):
     place = folder.with_name("elsewhere") if how == "link" else folder
     place.mkdir(mode=0o700)
     report(place, victim)

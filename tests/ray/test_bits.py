@@ -19,12 +19,20 @@ SOME = (
 OTHERS = (
     *("blocks shuffled", "partial shuffle, two pools", "optimizers averaged", "FIRO, batches"),
     "transform that draws",
-    *("no shuffle", "one worker", "several workers a task", "merged every two batches", "outer optimizer"),
+    *(
+        "no shuffle",
+        "one worker",
+        "several workers a task",
+        "merged every two batches",
+        ("outer optimizer"),
+    ),
     *("averaged parameters", "a data set", "sequences", "sample weights", "two optimizers"),
 )
 
 
-@pytest.mark.parametrize("kind", [*SOME, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
+@pytest.mark.parametrize(
+    "kind", [*SOME, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)]
+)
 def test_kinds_of_fits_have_the_bits_of_the_serial_engine(kind, shared_ray, tmp_path):
     results = []
     for number, engine in enumerate((SerialEngine(), shared_ray)):
@@ -49,7 +57,8 @@ def test_an_interrupted_fit_resumes_on_another_engine(order, shared_ray, tmp_pat
     first, second = (shared_ray if name == "ray" else SerialEngine() for name in order)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(first), Checkpoint(tmp_path), InterruptAt(1), num_epochs=4)
-    resumed, whole = trainer_of(second), trainer_of()
+    resumed = trainer_of(second)
+    whole = trainer_of()
     fit(resumed, resume=tmp_path, num_epochs=4)
     fit(whole, num_epochs=4)
     assert_alike(resumed, whole)

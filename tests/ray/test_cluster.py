@@ -1,4 +1,6 @@
-"""The cluster: started, joined, or the user's; who may join it, and what is said where there is none."""
+"""The cluster: started, joined, or the user's; who may join it, and what is said where there is
+none.
+"""
 
 import faulthandler
 import os
@@ -34,13 +36,16 @@ def test_a_program_has_a_cluster_of_its_own_that_no_stranger_joins():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     program = [sys.executable, str(ROOT / "tests/ray/own_cluster.py")]
     environment = {**environment, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "nodes ['127.0.0.2']" in done.stdout
     assert "a worker prints, as nice as the program: True" in done.stdout + done.stderr
     assert "stranger: 1 True ''" in done.stdout
     assert "left running: False" in done.stdout
-    assert "left in the environment: ['RAY_DEDUP_LOGS']" in done.stdout  # about what this process prints
+    # About what this process prints.
+    assert "left in the environment: ['RAY_DEDUP_LOGS']" in done.stdout
 
 
 PINGS = re.search(r"--system-config='(\S+)'", (ROOT / "docs/ray.md").read_text())[1]
@@ -48,12 +53,21 @@ PINGS = re.search(r"--system-config='(\S+)'", (ROOT / "docs/ray.md").read_text()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [[], [f"--system-config={PINGS}"]], ids=["Ray's own", "as documented"])
+@pytest.mark.parametrize(
+    "options", [[], [f"--system-config={PINGS}"]], ids=["Ray's own", ("as documented")]
+)
 def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_path):
     faulthandler.cancel_dump_traceback_later()  # pytest's, after less time than it takes
-    program = [sys.executable, str(ROOT / "tests/ray/long_tasks.py"), str(tmp_path / "notes"), "150"]
+    program = [
+        sys.executable,
+        str(ROOT / "tests/ray/long_tasks.py"),
+        str(tmp_path / "notes"),
+        "150",
+    ]
     with started_by_hand(*options) as environment:
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=270, check=False)
+        done = subprocess.run(
+            program, env=environment, capture_output=True, text=True, timeout=270, check=False
+        )
     assert (done.returncode, done.stdout) == (0, "[1, 2]\n"), done.stderr
     assert sorted((tmp_path / "notes").read_text().split()) == ["1", "2"]
     assert "too_many_pings" not in done.stderr
@@ -106,9 +120,13 @@ def test_a_program_that_has_the_cpus_for_its_workers_itself_says_so(shared_ray, 
         ray.get(group.ready(), timeout=60)
         wait_until(lambda: captures or not ray.available_resources().get("CPU"))
         where = "placement group's 1" if captures else f"cluster's {cpus}"
-        said = f"a task needs 1 CPUs, and 0 of the {where} are free; this task or actor has 1 itself"
+        said = (
+            f"a task needs 1 CPUs, and 0 of the {where} are free; this task or actor has 1 itself"
+        )
         with pytest.raises(RuntimeError, match=said):
-            ray.get(ray.remote(trained_rounds).options(scheduling_strategy=inside).remote(), timeout=500)
+            ray.get(
+                ray.remote(trained_rounds).options(scheduling_strategy=inside).remote(), timeout=500
+            )
     finally:
         ray.util.remove_placement_group(group)
 
@@ -120,7 +138,9 @@ def test_a_trial_without_cpus_for_workers_says_how_to_give_them(shared_ray, monk
     monkeypatch.setattr(ray.remote_function.RemoteFunction, "_remote", refuse)
     with pytest.raises(RuntimeError, match="No trial resources are available") as caught:
         shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)])
-    assert "tune.PlacementGroupFactory([{}] + [{'CPU': 1}] * num_workers)" in caught.value.__notes__[0]
+    assert (
+        "tune.PlacementGroupFactory([{}] + [{'CPU': 1}] * num_workers)" in caught.value.__notes__[0]
+    )
     monkeypatch.undo()
     assert shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)]) == [3]
 
@@ -131,10 +151,13 @@ def ray_variables():
 
 @pytest.fixture
 def joined(monkeypatch):
-    """The arguments of each call of ``ray.init``, and Ray's variables in the environment at that time."""
+    """The arguments of each call of ``ray.init``, and Ray's variables in the environment at that
+    time.
+    """
     for name in ray_variables():
         monkeypatch.delenv(name)
-    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # about what this process prints, not about connections
+    # About what this process prints, not about connections.
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
     calls = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append((options, ray_variables())))
@@ -156,7 +179,9 @@ def test_a_cluster_that_others_have_started_gets_no_setting(joined, monkeypatch)
     assert options["runtime_env"] is None
 
 
-def test_all_ends_of_a_cluster_of_our_own_have_its_settings_and_later_ones_do_not(joined, monkeypatch):
+def test_all_ends_of_a_cluster_of_our_own_have_its_settings_and_later_ones_do_not(
+    joined, monkeypatch
+):
     """The head gives what it gets to all processes; what is in the environment, they inherit."""
     monkeypatch.setenv("RAY_task_oom_retries", "7")  # the user's, which all inherit
     before = ray_variables()
@@ -188,7 +213,9 @@ def test_a_wrong_token_is_named_and_can_be_put_right(ray_cluster, tmp_path):
     once = {"RAY_NUM_REDIS_GET_RETRIES": "1", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment = {**os.environ, **once, cluster.ADDRESS: ray_cluster.address}
     program = [sys.executable, "-c", TOKENS]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
     wrong, missing, disabled, right = done.stdout.splitlines()
     assert f"{ray_cluster.address}: the cluster refuses the token in RAY_AUTH_TOKEN" in wrong
     assert "RAY_AUTH_MODE=token, but the token is missing here" in missing
@@ -203,8 +230,12 @@ class WithoutCluster(Submitter):
     """Has nodes, but starts no agents on them."""
 
     def __init__(self, start):
-        self.agents, self.nodes, self._elsewhere, self._unwatched = {}, {}, [], set()
-        self._group, self._has_room = None, False
+        self.agents = {}
+        self.nodes = {}
+        self._elsewhere = []
+        self._unwatched = set()
+        self._group = None
+        self._has_room = False
         self._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
 
     def look(self):
@@ -214,7 +245,8 @@ class WithoutCluster(Submitter):
 
 def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
     """The thread of the progress bar asks them at any time."""
-    agent, asked = MagicMock(), []
+    agent = MagicMock()
+    asked = []
 
     def start(*_):
         asked.append(made.ask_agents("samples", 1.0))
@@ -231,7 +263,8 @@ def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
 
 def test_every_node_has_an_agent_of_its_own_that_watches(ray_cluster, monkeypatch):
     """Also if Ray starts the first ones on another node, as it does when a node has just joined."""
-    affinity, misled = submitter.NodeAffinity, []
+    affinity = submitter.NodeAffinity
+    misled = []
 
     def misleading(node, **options):
         if len(misled) < 2:
@@ -287,12 +320,15 @@ def test_agents_start_on_their_nodes_also_if_others_hold_the_cpus_of_one():
 
 
 def test_a_process_that_stands_still_between_two_looks_at_the_clock_goes_on(monkeypatch):
-    monkeypatch.setattr(submitter, "NODES_SECONDS", -1.0)  # the next look is due before the thread waits for it
+    # The next look is due before the thread waits for it.
+    monkeypatch.setattr(submitter, "NODES_SECONDS", -1.0)
     monkeypatch.setattr(cluster, "nodes_by_id", dict)
     assert WithoutCluster(MagicMock()).look() == 0
 
 
-@pytest.mark.parametrize(("free", "said"), [([{}, {"CPU": 1.0}, {"CPU": 2.0}], False), ([{}] * 2, True)])
+@pytest.mark.parametrize(
+    ("free", "said"), [([{}, {"CPU": 1.0}, {"CPU": 2.0}], False), ([{}] * 2, True)]
+)
 def test_a_program_without_free_cpus_says_that_it_waits(monkeypatch, capsys, free, said):
     monkeypatch.setattr(submitter, "ROOM_SECONDS", 0.0 if said else 1e6)
     monkeypatch.setattr(ray, "available_resources", iter(free).__next__)
@@ -300,7 +336,9 @@ def test_a_program_without_free_cpus_says_that_it_waits(monkeypatch, capsys, fre
     made = WithoutCluster(MagicMock())
     for _ in range(2):  # it looks for the first tasks only
         made.await_room(2)
-    text = "a task needs 2 CPUs, and 0 of the cluster's 4 are free: tasks, actors and placement groups"
+    text = (
+        "a task needs 2 CPUs, and 0 of the cluster's 4 are free: tasks, actors and placement groups"
+    )
     printed = capsys.readouterr().err
     assert printed.startswith(f"compss_train: {text}") if said else printed == ""
 
@@ -314,20 +352,32 @@ def test_a_node_that_is_lost_is_named(monkeypatch, capsys):
     del nodes["b" * 56]
     made.look()
     made.look()
-    text = "node second is lost or has left: its tasks run again, and its values are made again; 1 node is left"
+    text = (
+        "node second is lost or has left: its tasks run again, and its values are made "
+        "again; 1 node is left"
+    )
     assert capsys.readouterr().err == f"compss_train: {text}\n"
 
 
 @pytest.mark.parametrize(
-    ("listens", "goodbye", "said"), [(True, "", ""), (False, "left", ""), (False, "", "start it again")]
+    ("listens", "goodbye", "said"),
+    [(True, "", ""), (False, "left", ""), (False, "", ("start it again"))],
 )
 def test_the_last_words_are_said_if_program_and_head_have_ended(listens, goodbye, said):
     with socket.socket() as head:
         head.bind(("127.0.0.1", 0))
         if listens:
             head.listen()
-        command = ["-c", cluster.LAST_WORDS, "127.0.0.1", str(head.getsockname()[1]), "start it again"]
-        done = subprocess.run([sys.executable, *command], input=goodbye, capture_output=True, text=True, check=True)
+        command = [
+            "-c",
+            cluster.LAST_WORDS,
+            "127.0.0.1",
+            str(head.getsockname()[1]),
+            ("start it again"),
+        ]
+        done = subprocess.run(
+            [sys.executable, *command], input=goodbye, capture_output=True, text=True, check=True
+        )
     assert done.stderr == said
 
 
@@ -346,17 +396,27 @@ def test_a_program_whose_head_is_lost_says_how_to_resume(tmp_path):
     (tmp_path / "program.py").write_text(JOINED)
     command = [sys.executable, str(tmp_path / "program.py"), "two words"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with started_by_hand() as environment, subprocess.Popen(command, env=environment, **pipes) as program:
+    with (
+        started_by_hand() as environment,
+        subprocess.Popen(command, env=environment, **pipes) as program,
+    ):
         assert program.stdout.readline() == "joined\n"
         address = environment["RAY_ADDRESS"]
         for each in psutil.process_iter(["name", "cmdline"]):
-            if each.info["name"] in ("gcs_server", "raylet") and address.partition(":")[2] in f"{each.cmdline()}":
+            if (
+                each.info["name"] in ("gcs_server", "raylet")
+                and address.partition(":")[2] in f"{each.cmdline()}"
+            ):
                 each.kill()
         _, printed = program.communicate(timeout=100)
     (line,) = [
-        line for line in printed.splitlines() if line.startswith("compss_train: the head of the Ray cluster")
+        line
+        for line in printed.splitlines()
+        if line.startswith("compss_train: the head of the Ray cluster")
     ]
-    assert line.endswith(f"fit(resume=True) continues from the newest checkpoint: {shlex.join(command)}")
+    assert line.endswith(
+        f"fit(resume=True) continues from the newest checkpoint: {shlex.join(command)}"
+    )
 
 
 @pytest.mark.slow  # other processes of each node
@@ -365,7 +425,11 @@ def test_the_users_cluster_is_used_and_left_running(shared_ray):
         ref = engine.publish(1)
         assert engine.fetch([engine.submit(tasks.add, ref, 2)]) == [3]
     assert ray.is_initialized()
-    for call in (lambda: engine.fetch([ref]), lambda: engine.keep([ref]), lambda: engine.reserve([Resources()])):
+    for call in (
+        lambda: engine.fetch([ref]),
+        lambda: engine.keep([ref]),
+        lambda: engine.reserve([Resources()]),
+    ):
         with pytest.raises(EngineClosedError, match="shut down"):
             call()
     assert shared_ray.fetch([shared_ray.publish(5)]) == [5]
@@ -374,7 +438,11 @@ def test_the_users_cluster_is_used_and_left_running(shared_ray):
 @pytest.mark.parametrize(
     ("address", "error", "text"),
     [
-        ("ray://head:10001", ValueError, "Ray Client .* is not supported; start the program on a node"),
+        (
+            "ray://head:10001",
+            ValueError,
+            ("Ray Client .* is not supported; start the program on a node"),
+        ),
         ("127.0.0.1:1", ConnectionError, "no Ray cluster answers there .*ray start --head"),
     ],
 )
@@ -386,9 +454,13 @@ def test_addresses_without_a_cluster_are_errors(monkeypatch, address, error, tex
 
 
 def test_more_than_the_cluster_has_is_an_error(shared_ray):
-    with pytest.raises(ValueError, match="a task needs 99 CPUs, the largest node has 2; use fewer threads"):
+    with pytest.raises(
+        ValueError, match=("a task needs 99 CPUs, the largest node has 2; use fewer threads")
+    ):
         shared_ray.submit(tasks.add, 1, resources=Resources(99))
-    with pytest.raises(ValueError, match=r"9 tasks have to run at the same time .* or let more nodes join"):
+    with pytest.raises(
+        ValueError, match=r"9 tasks have to run at the same time .* or let more nodes join"
+    ):
         shared_ray.reserve([Resources()] * 9)
     trainer = DistributedTrainer(2, engine=shared_ray, threads=1)
     with pytest.raises(ValueError, match="num_gpu=1, but the ray engine has 0 GPUs"):
@@ -410,7 +482,11 @@ def test_the_doctor_finds_the_nodes(ray_cluster, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        (f"RAY_{KEEPALIVE}", "20000", "20,000 ms here, 300,000 ms on the nodes; where they differ, tasks of"),
+        (
+            f"RAY_{KEEPALIVE}",
+            "20000",
+            ("20,000 ms here, 300,000 ms on the nodes; where they differ, tasks of"),
+        ),
         ("RAY_AUTH_TOKEN", "0" * 64, "the cluster refuses the token in RAY_AUTH_TOKEN"),
         (cluster.ADDRESS, "127.0.0.1:1", "127.0.0.1:1: no Ray cluster answers there"),
     ],

@@ -57,12 +57,17 @@ def test_a_process_that_is_killed_or_hangs_costs_no_bit(shared_ray, tmp_path, nu
 
 
 def test_a_task_whose_process_always_dies_is_one_clear_error(shared_ray):
-    with pytest.raises(WorkerLostError, match="Ray lost task 'die', and cannot make it again, after 4 attempts"):
+    with pytest.raises(
+        WorkerLostError, match=("Ray lost task 'die', and cannot make it again, after 4 attempts")
+    ):
         shared_ray.fetch([shared_ray.submit(tasks.die)])
 
 
 def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
-    text = "Memory on the node was 0.98 GB used / 1.00 GB limit Object store memory usage: [- objects spillable: 0"
+    text = (
+        "Memory on the node was 0.98 GB used / 1.00 GB limit Object store memory usage: [- "
+        "objects spillable: 0"
+    )
     error = submitter.lost_error("task 'train_group'", OutOfMemoryError(text))
     assert str(error).startswith("task 'train_group' was ended by Ray's memory monitor")
     assert "0.98 GB used / 1.00 GB limit. Use smaller blocks" in str(error)
@@ -94,7 +99,9 @@ def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
     check_bits(shared_ray, tmp_path, CallAt("round_end", lose, 2))
 
 
-def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, third_node, tmp_path, monkeypatch):
+def test_a_node_that_is_drained_gets_no_more_tasks(
+    ray_cluster, shared_ray, third_node, tmp_path, monkeypatch
+):
     keep_every(0.0, monkeypatch)
     note = tmp_path / third_node.node_id
 

@@ -1,4 +1,5 @@
-"""Training while simulations run on two nodes: long tasks find the coordinator, and those that die run again.
+"""Training while simulations run on two nodes: long tasks find the coordinator, and those that die
+run again.
 
 Workers merge through the parameter server in the coordinator, from other nodes, too.
 """
@@ -77,7 +78,10 @@ class Lose(Callback):
     """Ends a node when a worker has trained there, and then what has kept tasks from others."""
 
     def __init__(self, cluster, node, folder, occupants=()):
-        self.cluster, self.node, self.folder, self.occupants = cluster, node, folder, occupants
+        self.cluster = cluster
+        self.node = node
+        self.folder = folder
+        self.occupants = occupants
 
     def on_round_end(self, trainer, record):
         if (self.folder / self.node.node_id).exists() and not (self.folder / "lost").exists():
@@ -88,7 +92,9 @@ class Lose(Callback):
 
 
 @pytest.mark.slow  # nodes that start and die take minutes on a busy machine
-def test_the_loss_of_a_node_with_a_worker_loses_no_sample(ray_cluster, shared_ray, third_node, tmp_path):
+def test_the_loss_of_a_node_with_a_worker_loses_no_sample(
+    ray_cluster, shared_ray, third_node, tmp_path
+):
     """The last simulation waits for the loss."""
     trainer, trained = fit_and_count(
         shared_ray,
@@ -118,8 +124,12 @@ def test_a_worker_that_is_killed_in_a_resumed_study_goes_on(shared_ray, tmp_path
 
 
 @pytest.mark.slow  # nodes that start and die take minutes on a busy machine
-def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(ray_cluster, shared_ray, third_node, tmp_path):
-    """What the save has is neither simulated nor trained again. The last simulation waits for the loss."""
+def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(
+    ray_cluster, shared_ray, third_node, tmp_path
+):
+    """What the save has is neither simulated nor trained again. The last simulation waits for the
+    loss.
+    """
     notes = tmp_path / "nodes"
     notes.mkdir()
     options = {
@@ -134,8 +144,15 @@ def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(ray_cluster, shar
     assert any(before)
     for note in notes.iterdir():
         note.unlink()
-    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != third_node.node_id]
-    occupants = [Occupant.options(scheduling_strategy=NodeAffinity(node, soft=False)).remote() for node in others]
+    others = [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] != third_node.node_id
+    ]
+    occupants = [
+        Occupant.options(scheduling_strategy=NodeAffinity(node, soft=False)).remote()
+        for node in others
+    ]
     wait_until(lambda: ray.available_resources().get("CPU") == 4, 60)  # all for this study
     trainer, ended = run_life(
         shared_ray,

@@ -11,7 +11,10 @@ class PageReader(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.texts, self.tables, self.values = [], [], [], []
+        self.elements = []
+        self.texts = []
+        self.tables = []
+        self.values = []
         self._open = []
         self.feed(text)
         self.close()

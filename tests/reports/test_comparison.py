@@ -9,7 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compss_train.reports.advice import measured_cost
-from compss_train.reports.comparison import ComparedRun, comparison_panels, comparison_table, differing, grouped
+from compss_train.reports.comparison import (
+    ComparedRun,
+    comparison_panels,
+    comparison_table,
+    differing,
+    grouped,
+)
 from compss_train.reports.html import comparison_page, page
 from compss_train.reports.records import best_value
 from tests.helpers.histories import online_record, steady_run
@@ -54,25 +60,47 @@ def of_file(name, network, details, parameters, net="Sequential(\n  (0): Linear(
 
 
 def test_networks_are_compared_by_what_the_run_files_say_of_them():
-    shapes = [{"net": "Sequential", "net.0.out_features": width, "net.1.in_features": width} for width in (8, 16)]
-    runs = [of_file("a", {"width": 8}, shapes[0], 100), of_file("b", {"width": 16}, shapes[1], 200, net="other")]
+    shapes = [
+        {"net": "Sequential", "net.0.out_features": width, "net.1.in_features": width}
+        for width in (8, 16)
+    ]
+    runs = [
+        of_file("a", {"width": 8}, shapes[0], 100),
+        of_file("b", {"width": 16}, shapes[1], 200, net="other"),
+    ]
     assert differing(runs) == ["network.width", "build.parameters"]
     assert [row["width"] for row in comparison_table(runs)] == ["8", "16"]
-    others = [of_file("a", {}, {"loss.p": 1}, 100, loss=0.1), of_file("b", {}, {"loss.p": 2}, 100, loss=0.2)]
+    others = [
+        of_file("a", {}, {"loss.p": 1}, 100, loss=0.1),
+        of_file("b", {}, {"loss.p": 2}, 100, loss=0.2),
+    ]
     assert differing(others) == ["build.loss"]
 
 
 def test_tables_have_the_last_and_best_value_of_validation():
     row = comparison_table([run("a", [3.0, 1.0, 2.0])])[0]
-    assert (row["val_loss"], row["best val_loss"], row["rounds"], row["epochs"]) == ("2", "1, round 1", "3", "3")
+    assert (row["val_loss"], row["best val_loss"], row["rounds"], row["epochs"]) == (
+        "2",
+        ("1, round 1"),
+        "3",
+        "3",
+    )
     assert (row["time"], row["samples/s"]) == ("6.0 s", "50")
-    assert comparison_table([run("a", [2.0, 1.0, 1.0])])[0]["best val_loss"] == "1, round 1"  # as Checkpoint keeps
-    assert best_value("score", [record(number, score=score) for number, score in enumerate((1, 3, 3))]) == (3, 1)
+    # As Checkpoint keeps.
+    assert comparison_table([run("a", [2.0, 1.0, 1.0])])[0]["best val_loss"] == "1, round 1"
+    assert best_value(
+        "score", [record(number, score=score) for number, score in enumerate((1, 3, 3))]
+    ) == (3, 1)
     assert "loss" not in row
     empty = comparison_table(
         [run("a", [1.0]), ComparedRun(name="b", history=[], configuration={}, state="failed")]
     )[1]
-    assert (empty["val_loss"], empty["best val_loss"], empty["rounds"], empty["state"]) == ("-", "-", "0", "failed")
+    assert (empty["val_loss"], empty["best val_loss"], empty["rounds"], empty["state"]) == (
+        "-",
+        "-",
+        "0",
+        "failed",
+    )
 
 
 def test_studies_have_no_epochs():
@@ -93,8 +121,13 @@ def test_runs_that_differ_in_their_seed_are_a_group():
 
 
 def test_a_group_has_its_median_between_the_edges():
-    seeds = [run(str(seed), losses, seed=seed) for seed, losses in enumerate([[3, 1], [5, 2, 7], [4, math.nan]])]
-    panels = {panel.title: panel for panel in comparison_panels(grouped([*seeds, run("b", [9.0], lr=1)]))}
+    seeds = [
+        run(str(seed), losses, seed=seed)
+        for seed, losses in enumerate([[3, 1], [5, 2, 7], [4, math.nan]])
+    ]
+    panels = {
+        panel.title: panel for panel in comparison_panels(grouped([*seeds, run("b", [9.0], lr=1)]))
+    }
     assert list(panels) == ["loss", "val loss", "samples/s"]
     curves = {curve.name: curve for curve in panels["val loss"].curves}
     assert list(curves) == ["0 (3 seeds)", "b"]
@@ -109,7 +142,11 @@ def test_pages_and_figures_have_a_curve_for_each_group():
     pytest.importorskip("matplotlib")
     from compss_train.reports.plots import draw_comparison
 
-    runs = [run(f"<net> lr[{lr}] {seed}", [lr + seed, 1.0], lr, seed) for lr in range(1, 13) for seed in range(2)]
+    runs = [
+        run(f"<net> lr[{lr}] {seed}", [lr + seed, 1.0], lr, seed)
+        for lr in range(1, 13)
+        for seed in range(2)
+    ]
     names = [f"<net> lr[{lr}] 0 (2 seeds)" for lr in range(1, 13)]
     text = comparison_page(runs, "seconds")
     assert text.count("<figure") == 3
@@ -117,15 +154,20 @@ def test_pages_and_figures_have_a_curve_for_each_group():
     drawn = [chart["curves"] for chart in PageReader(text).values]
     figure = draw_comparison(runs, "seconds")
     assert all(ax.get_legend() is None for ax in figure.axes)
-    assert (len(figure.axes[1].lines), len(figure.axes[1].collections)) == (12, 12)  # medians and bands
+    # Medians and bands.
+    assert (len(figure.axes[1].lines), len(figure.axes[1].collections)) == (12, 12)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
     for curves, ax in zip(drawn, figure.axes, strict=True):
-        assert [curve["name"] for curve in curves] == [line.get_label() for line in ax.lines] == names
+        assert (
+            [curve["name"] for curve in curves] == [line.get_label() for line in ax.lines] == names
+        )
         assert [curve["y"] for curve in curves] == [list(line.get_ydata()) for line in ax.lines]
 
 
 LARGE = 1e300
-EXTREME = st.sampled_from([LARGE, -1.7e308, 1e-320, math.inf, math.nan, 9e149, -9e149, 0.0, 1.0, 200.0])
+EXTREME = st.sampled_from(
+    [LARGE, -1.7e308, 1e-320, math.inf, math.nan, 9e149, -9e149, 0.0, 1.0, 200.0]
+)
 
 
 @settings(max_examples=1)
@@ -147,17 +189,26 @@ def test_losses_that_cannot_be_drawn_leave_gaps(losses):
 
 SAMPLES = 800
 """Of a round."""
-SECONDS, MERGE = 0.001, 0.25
+SECONDS = 0.001
+MERGE = 0.25
 """Of a sample, and of a merge, in synthetic histories."""
 
 
 def history(workers, *, rounds=16, processes=1, extra=0.0):
-    """Records that follow the formulas: an epoch is half of the rounds, each in waves of ``processes`` tasks."""
-    records, now, seconds = [], 1000.0, SAMPLES / workers * SECONDS
+    """Records that follow the formulas: an epoch is half of the rounds, each in waves of
+    ``processes`` tasks.
+    """
+    records = []
+    now = 1000.0
+    seconds = SAMPLES / workers * SECONDS
     for number in range(rounds):
         began = now
         own = [
-            {"worker": worker, "started": now + worker // processes * (seconds + extra), "seconds": seconds}
+            {
+                "worker": worker,
+                "started": now + worker // processes * (seconds + extra),
+                "seconds": seconds,
+            }
             for worker in range(workers)
         ]
         now += ceil(workers / processes) * (seconds + extra) + MERGE
@@ -189,7 +240,12 @@ def test_other_numbers_follow_the_formulas():
     cost = measured_cost(history(8, processes=2))
     assert (cost.sample, cost.merge) == pytest.approx((SECONDS, MERGE))
     assert cost.task == pytest.approx(0, abs=1e-9)
-    for workers, processes, waves, reads in ((1, 2, 1, 1), (5, 2, 3, 5), (64, 2, 32, 16), (64, 64, 1, 16)):
+    for workers, processes, waves, reads in (
+        (1, 2, 1, 1),
+        (5, 2, 3, 5),
+        (64, 2, 32, 16),
+        (64, 64, 1, 16),
+    ):
         training, others = cost.seconds(workers, processes)
         assert training == pytest.approx(waves * SAMPLES / workers * SECONDS)
         assert others == pytest.approx(MERGE * reads / 8)

@@ -30,8 +30,18 @@ from tests.reports.page_reader import PageReader, value_of
 
 CONFIGURATION = {
     "trainer": {"num_workers": 2, "engine": "local"},
-    "build": {"net": "Net(\n  (0): Linear(2, 3)\n)", "parameters": 12345, "optimizer": {"arguments": {"lr": 0.05}}},
-    "fit": {"method": "fit", "num_epochs": 3, "buffer": None, "callbacks": ["Report"], "started": 1000.0},
+    "build": {
+        "net": "Net(\n  (0): Linear(2, 3)\n)",
+        "parameters": 12345,
+        "optimizer": {"arguments": {"lr": 0.05}},
+    },
+    "fit": {
+        "method": "fit",
+        "num_epochs": 3,
+        "buffer": None,
+        "callbacks": ["Report"],
+        "started": 1000.0,
+    },
     "versions": {"python": "3.11"},
     "machine": {"host": "node7"},
 }
@@ -60,7 +70,9 @@ def assert_all_numbers_shown(history, reader):
     rows = reader.rows(ROUNDS)
     assert len(rows) == len(history)
     shown = round_rows(history)
-    for record, seconds, rate in zip(shown, training_seconds(history), training_speeds(history), strict=True):
+    for record, seconds, rate in zip(
+        shown, training_seconds(history), training_speeds(history), strict=True
+    ):
         record.update(seconds=seconds, samples_per_second=rate)
     for cells, record in zip(rows, shown, strict=True):
         for name, value in record.items():
@@ -76,9 +88,20 @@ def assert_all_numbers_shown(history, reader):
 @settings(max_examples=3)
 @given(histories())
 @example(steady_run(30, 3))
-@example([online_record(), online_record(1, math.nan, skipped=["a"]), online_record(2, 1e-9, repetitions=[0, 3])])
+@example(
+    [
+        online_record(),
+        online_record(1, math.nan, skipped=["a"]),
+        online_record(2, 1e-9, repetitions=[0, 3]),
+    ]
+)
 @example([{**record, "loss": math.inf} for record in steady_run(2, 1)])
-@example([{**record, "loss": 1e308 * (-1) ** record["round"], "lr": 5e-324} for record in steady_run(3, 1)])
+@example(
+    [
+        {**record, "loss": 1e308 * (-1) ** record["round"], "lr": 5e-324}
+        for record in steady_run(3, 1)
+    ]
+)
 @example([{**steady_run(1, 1)[0], "seconds": 0.0, "samples_per_second": 0.0, "workers": []}])
 @example([])
 def test_pages_show_every_number_of_any_history(history):
@@ -91,7 +114,15 @@ def test_pages_show_every_number_of_any_history(history):
 
 def test_pages_show_the_configuration():
     texts = PageReader(page([], CONFIGURATION, "running")).texts
-    shown = ("Training of Net", "running", "num_workers", "12,345", "lr", "0.05", "Net(\n  (0): Linear(2, 3)\n)")
+    shown = (
+        "Training of Net",
+        "running",
+        "num_workers",
+        "12,345",
+        "lr",
+        "0.05",
+        ("Net(\n  (0): Linear(2, 3)\n)"),
+    )
     assert {*shown} <= {*texts}
     assert "2 workers · engine local · on node7" in texts
     assert "1970-01-01 00:16:40 UTC" in texts
@@ -103,7 +134,9 @@ def test_the_table_of_workers_has_sums():
     for worker, cells in enumerate(rows):
         own = [record["workers"][worker] for record in history]
         assert (cells["worker"], cells["rounds"], cells["samples"]) == (str(worker), "12", "1,200")
-        assert value_of(cells["training (s)"]) == pytest.approx(sum(each["seconds"] for each in own), rel=1e-3)
+        assert value_of(cells["training (s)"]) == pytest.approx(
+            sum(each["seconds"] for each in own), rel=1e-3
+        )
 
 
 def test_a_page_is_self_contained():
@@ -112,9 +145,9 @@ def test_a_page_is_self_contained():
     assert "http://" not in text
     assert "https://" not in text
     assert not re.search(r"@import|url\((?!#)|\bfetch\(|XMLHttpRequest|\bimport\b", text)
-    assert [link for _, each in reader.elements for name in ("src", "href") if (link := each.get(name))] == [
-        "data:,"
-    ]
+    assert [
+        link for _, each in reader.elements for name in ("src", "href") if (link := each.get(name))
+    ] == ["data:,"]
     assert [each for each in reader.attributes("meta") if each.get("http-equiv") == "refresh"]
     assert "refresh" not in page(steady_run(5, 2), CONFIGURATION, "complete")
 
@@ -134,7 +167,8 @@ HOSTILE = """</script></style><script>alert('1')</script><img src=x onerror="ale
 
 def test_malicious_names_are_escaped():
     history = [
-        {**record, HOSTILE: 0.25, "recall" + HOSTILE: [0.5] * 12, "merge": HOSTILE} for record in steady_run(3, 2)
+        {**record, HOSTILE: 0.25, "recall" + HOSTILE: [0.5] * 12, "merge": HOSTILE}
+        for record in steady_run(3, 2)
     ]
     for record in history:
         record["skipped"] = [HOSTILE]
@@ -142,19 +176,30 @@ def test_malicious_names_are_escaped():
     parts = {"build": {"net": HOSTILE}, "machine": {"host": HOSTILE}}
     configuration = {HOSTILE: {HOSTILE: HOSTILE, "list": [HOSTILE]}, **parts}
     hostile = PageReader(page(history, configuration, HOSTILE))
-    plain = PageReader(page(json.loads(json.dumps(history).replace(json.dumps(HOSTILE)[1:-1], "name")), {}, "name"))
+    plain = PageReader(
+        page(json.loads(json.dumps(history).replace(json.dumps(HOSTILE)[1:-1], "name")), {}, "name")
+    )
     assert len(hostile.attributes("script")) == len(plain.attributes("script"))
     assert not hostile.attributes("img")
-    assert not [name for _, attributes in hostile.elements for name in attributes if name.startswith("on")]
-    assert {HOSTILE, f"on {HOSTILE}"} & {part for text in hostile.texts for part in text.split(" · ")} != set()
+    assert not [
+        name for _, attributes in hostile.elements for name in attributes if name.startswith("on")
+    ]
+    assert {HOSTILE, f"on {HOSTILE}"} & {
+        part for text in hostile.texts for part in text.split(" · ")
+    } != set()
     assert HOSTILE in hostile.tables[ROUNDS][0]
     assert HOSTILE in {curve["name"] for values in hostile.values for curve in values["curves"]}
 
 
 def drawn(reader):
-    """Return the seconds that each lane shows of each kind, by its outlines of three, two and one of them."""
-    (whole,) = [float(each["data-seconds"]) for each in reader.attributes("div") if "data-seconds" in each]
-    shown, lane = {}, None
+    """Return the seconds that each lane shows of each kind, by its outlines of three, two and one
+    of them.
+    """
+    (whole,) = [
+        float(each["data-seconds"]) for each in reader.attributes("div") if "data-seconds" in each
+    ]
+    shown = {}
+    lane = None
     for tag, attributes in reader.elements:
         if tag == "g" and attributes.get("class") == "lane":
             lane = shown.setdefault(attributes["data-name"], [])
@@ -163,7 +208,10 @@ def drawn(reader):
     for name, outlines in shown.items():
         thickness = max(height for _, height in outlines[0])
         areas = [sum(length * height for length, height in each) / thickness for each in outlines]
-        spent = [(area - front) / 100_000 * whole for area, front in zip(areas, [*areas[1:], 0], strict=True)]
+        spent = [
+            (area - front) / 100_000 * whole
+            for area, front in zip(areas, [*areas[1:], 0], strict=True)
+        ]
         shown[name] = dict(zip(reversed(KINDS), spent, strict=True))
     return shown
 
@@ -174,7 +222,8 @@ def bars(outline):
     steps = re.findall(r"V([\d.]+)H(\d+)", outline)
     edges = [start, *(float(edge) for _, edge in steps)]
     return [
-        (stop - begin, base - float(top)) for begin, stop, (top, _) in zip(edges, edges[1:], steps, strict=False)
+        (stop - begin, base - float(top))
+        for begin, stop, (top, _) in zip(edges, edges[1:], steps, strict=False)
     ]
 
 
@@ -200,7 +249,8 @@ def test_lanes_show_the_mean_seconds_of_their_workers(rounds, workers, merge, se
 
 
 @pytest.mark.parametrize(
-    ("rounds", "workers", "most"), [(200, 16, 350_000), *slow((2000, 1, 450_000)), (90, 64, 450_000)]
+    ("rounds", "workers", "most"),
+    [(200, 16, 350_000), *slow((2000, 1, 450_000)), (90, 64, 450_000)],
 )
 def test_reports_of_long_runs_stay_small(rounds, workers, most):
     text = page(steady_run(rounds, workers), CONFIGURATION)
@@ -266,7 +316,11 @@ def test_downsampled_curves_keep_their_extremes(values, times):
 
 def test_many_curves_are_summarized_by_a_band():
     history = [
-        {**record, "recall": [n + 10.0 * number for n in range(MAX_CURVES + 2)], "val_recall": [1.0 + number]}
+        {
+            **record,
+            "recall": [n + 10.0 * number for n in range(MAX_CURVES + 2)],
+            "val_recall": [1.0 + number],
+        }
         for number, record in enumerate(steady_run(2, 1))
     ]
     (panel,) = [panel for panel in panels(history) if panel.title == "recall"]
@@ -284,14 +338,23 @@ def test_shares_and_scores_have_a_linear_axis_even_over_decades():
             own.update(started=10.0 * each, seconds=9.99)
         record["ended"] = 10.0 * each + 10
     notes = {panel.title: chart_of(panel)["note"] for panel in panels(history)}
-    assert [notes[title] for title in ("loss", "accuracy", "the workers' time (%)")] == ["logarithmic", None, None]
+    assert [notes[title] for title in ("loss", "accuracy", "the workers' time (%)")] == [
+        "logarithmic",
+        None,
+        None,
+    ]
     (shares,) = [chart_of(panel)["picture"] for panel in panels(history) if panel.stacked]
     assert {"0", "20", "40", "60", "80", "100"} <= {*re.findall(r">(\d+)</text>", shares)}
 
 
 def test_measures_are_the_first_columns_of_rounds():
     history = [{**online_record(number), "val_loss": 0.5} for number in range(2)]
-    assert PageReader(page(history, {})).tables[ROUNDS][0][:4] == ["round", "loss", "val loss", "samples"]
+    assert PageReader(page(history, {})).tables[ROUNDS][0][:4] == [
+        "round",
+        "loss",
+        "val loss",
+        "samples",
+    ]
 
 
 def test_the_table_of_rounds_agrees_with_the_chart_and_says_once_what_is_the_same():
@@ -301,7 +364,9 @@ def test_the_table_of_rounds_agrees_with_the_chart_and_says_once_what_is_the_sam
     history[0]["seconds"] += 50
     reader = PageReader(page(history, {}))
     (chart,) = [
-        values["curves"][0]["y"] for values in reader.values if values["curves"][0]["name"] == "samples_per_second"
+        values["curves"][0]["y"]
+        for values in reader.values
+        if values["curves"][0]["name"] == "samples_per_second"
     ]
     rows = reader.rows(ROUNDS)
     assert [value_of(row["samples/s"]) for row in rows] == pytest.approx(chart, rel=0.01)
@@ -312,16 +377,34 @@ def test_the_table_of_rounds_agrees_with_the_chart_and_says_once_what_is_the_sam
 
 
 def test_labels_of_axes_have_all_their_digits():
-    texts = re.findall(r">([\d.]+)</text>", chart_of(Panel("accuracy", [curve_of([0.9805, 0.999])]))["picture"])
+    texts = re.findall(
+        r">([\d.]+)</text>", chart_of(Panel("accuracy", [curve_of([0.9805, 0.999])]))["picture"]
+    )
     assert {"0.985", "0.99", "0.995"} <= {*texts}
 
 
 def test_formats_of_numbers_times_and_shares():
-    assert [number(v) for v in (0.12345, 12345, 12345.678, 0.0, 100.0, math.nan, 1e-7, True, "x", -0.5)] == [
-        *("0.1235", "12,345", "12,346", "0", "100", "NaN", "1.000e-07", "True", "x", "-0.5")
+    assert [
+        number(v) for v in (0.12345, 12345, 12345.678, 0.0, 100.0, math.nan, 1e-7, True, "x", -0.5)
+    ] == [*("0.1235", "12,345", "12,346", "0", "100", "NaN", "1.000e-07", "True", "x", "-0.5")]
+    assert [uniform_format([23.4, 0.12])(v) for v in (23.4, 0.12, 0.0)] == [
+        "23.400",
+        "0.120",
+        "0.000",
     ]
-    assert [uniform_format([23.4, 0.12])(v) for v in (23.4, 0.12, 0.0)] == ["23.400", "0.120", "0.000"]
-    assert [duration(v) for v in (0.0123, 5, 65, 7265)] == ["12 ms", "5.0 s", "1 min 05 s", "2 h 01 min"]
+    assert [duration(v) for v in (0.0123, 5, 65, 7265)] == [
+        "12 ms",
+        "5.0 s",
+        "1 min 05 s",
+        ("2 h 01 min"),
+    ]
     assert [percent(v) for v in (0, 0.012, 0.5, 1)] == ["0%", "1.2%", "50%", "100%"]
-    assert [tick(v) for v in (0.0, 0.5, 2000, 20000, 3e6, 1e-5)] == ["0", "0.5", "2000", "20k", "3M", "1e-05"]
+    assert [tick(v) for v in (0.0, 0.5, 2000, 20000, 3e6, 1e-5)] == [
+        "0",
+        "0.5",
+        "2000",
+        "20k",
+        "3M",
+        "1e-05",
+    ]
     assert [speed(v) for v in (1234567, 12345.6, 99.5)] == ["1.23M", "12,346", "99.5"]

@@ -14,7 +14,8 @@ from tests.helpers.histories import online_record
 
 def history_of(*records):
     """Return records with these inputs: pairs of an input and how it was drawn."""
-    number, history = 0, []
+    number = 0
+    history = []
     for at, drawn in enumerate(records):
         inputs = []
         for value, origin in drawn:
@@ -43,7 +44,9 @@ def test_two_parameters_a_panel(value, titles):
 
 
 def test_the_share_of_each_way_and_points_of_all_draws():
-    history = history_of([([0, 1], "uniform")], [], [([2, 3], "child"), ([4, 5], "child"), ([6, 7], "uniform")])
+    history = history_of(
+        [([0, 1], "uniform")], [], [([2, 3], "child"), ([4, 5], "child"), ([6, 7], "uniform")]
+    )
     share, points = input_panels(history)
     assert [(curve.name, curve.xs, curve.ys) for curve in share.curves] == [
         ("uniform", [0, 2], [100, pytest.approx(100 / 3)]),

@@ -20,7 +20,11 @@ def entries(xml):
 
 
 def script(name, *arguments, **environment):
-    variables = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), "PYTHON": sys.executable}
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHON": sys.executable,
+    }
     return subprocess.run(
         ["bash", SCRIPTS / name, *arguments],
         env=variables | environment,
@@ -38,12 +42,16 @@ def app(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(("name", "missing"), [("laptop.sh", "runcompss"), ("slurm.sh", "enqueue_compss")])
+@pytest.mark.parametrize(
+    ("name", "missing"), [("laptop.sh", "runcompss"), ("slurm.sh", "enqueue_compss")]
+)
 def test_without_compss_scripts_say_what_is_missing(app, name, missing):
     done = script(name, str(app))
     assert done.returncode == 127
     assert f"no {missing} on the PATH" in done.stderr
-    assert name == "slurm.sh" or ("compss-train doctor" in done.stderr and f"python {app}" in done.stderr)
+    assert name == "slurm.sh" or (
+        "compss-train doctor" in done.stderr and f"python {app}" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["laptop.sh", "slurm.sh"])
@@ -130,11 +138,18 @@ signal.pause()
 
 
 def test_laptop_kills_remaining_processes(app, tmp_path):
-    fake, pid = tmp_path / "runcompss", tmp_path / "pid"
+    fake = tmp_path / "runcompss"
+    pid = tmp_path / "pid"
     fake.write_text(LINGERING_RUNCOMPSS.format(python=sys.executable, pid=str(pid)))
     fake.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable}
-    with subprocess.Popen(["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE) as laptop:
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "PYTHON": sys.executable,
+    }
+    with subprocess.Popen(
+        ["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE
+    ) as laptop:
         wait_until(pid.exists)
         laptop.terminate()
         assert laptop.wait(LIMIT) == 130
@@ -144,7 +159,9 @@ def test_laptop_kills_remaining_processes(app, tmp_path):
 def flags_of(done):
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
-    return words, dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    return words, dict(
+        word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word
+    )
 
 
 def test_slurm_dry_run(app):
@@ -157,17 +174,31 @@ def test_slurm_dry_run(app):
 
 
 def test_slurm_flags_override_variables(app):
-    variables = {"NODES": "8", "GPUS": "4", "QOS": "long", "GRAPH": "true", "MODULES": "/mine", "SC_CFG": "here"}
+    variables = {
+        "NODES": "8",
+        "GPUS": "4",
+        "QOS": "long",
+        "GRAPH": "true",
+        "MODULES": "/mine",
+        "SC_CFG": "here",
+    }
     given = ("--num_nodes=3", "--reservation=r", "--wall_clock_limit=99")
     words, flags = flags_of(script("slurm.sh", "--dry-run", *given, str(app), **variables))
     assert words.count("--num_nodes=3") == 1
     assert "--num_nodes=8" not in words
-    assert (flags["gpus_per_node"], flags["qos"], flags["graph"], flags["sc_cfg"]) == ("4", "long", "true", "here")
+    assert (flags["gpus_per_node"], flags["qos"], flags["graph"], flags["sc_cfg"]) == (
+        "4",
+        "long",
+        "true",
+        "here",
+    )
     assert (flags["reservation"], flags["wall_clock_limit"]) == ("r", "99")
     assert flags["pythonpath"].startswith("/mine:")
 
 
-@pytest.mark.parametrize(("minutes", "limit"), [("2", 60), ("10", 540), ("30", 1620), ("600", 35700)])
+@pytest.mark.parametrize(
+    ("minutes", "limit"), [("2", 60), ("10", 540), ("30", 1620), ("600", 35700)]
+)
 def test_compss_ends_the_run_before_slurm_does(app, minutes, limit):
     _, flags = flags_of(script("slurm.sh", "--dry-run", f"--exec_time={minutes}", str(app)))
     assert int(flags["wall_clock_limit"]) == limit < int(minutes) * 60
@@ -175,10 +206,19 @@ def test_compss_ends_the_run_before_slurm_does(app, minutes, limit):
 
 def test_requeue_warns_the_job_instead_of_a_limit_of_compss(app):
     words, flags = flags_of(
-        script("slurm.sh", "--dry-run", "--requeue=3", "--exec_time=10", "--pre_env_script=/modules.sh", str(app))
+        script(
+            "slurm.sh",
+            "--dry-run",
+            "--requeue=3",
+            "--exec_time=10",
+            "--pre_env_script=/modules.sh",
+            str(app),
+        )
     )
     submit = [
-        word.removeprefix("--extra_submit_flag=") for word in words if word.startswith("--extra_submit_flag=")
+        word.removeprefix("--extra_submit_flag=")
+        for word in words
+        if word.startswith("--extra_submit_flag=")
     ]
     assert submit[:3] == ["--requeue", "--open-mode=append", "--signal=B:TERM@60"]
     assert submit[3] == r"--export=ALL\,COMPSS_TRAIN_REQUEUES=3"
@@ -195,10 +235,12 @@ exit {code}
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "requeued"), [(0, 0, False), (1, 0, False), (143, 0, True), (75, 1, True), (75, 2, False)]
+    ("code", "restarts", "requeued"),
+    [(0, 0, False), (1, 0, False), (143, 0, True), (75, 1, True), (75, 2, False)],
 )
 def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, requeued):
-    job, logs = tmp_path / "job.sh", tmp_path / ".COMPSs" / "7"
+    job = tmp_path / "job.sh"
+    logs = tmp_path / ".COMPSs" / "7"
     job.write_text(JOB_SCRIPT.format(scripts=SCRIPTS, folder=tmp_path, code=code))
     (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/requeued\n')
     (tmp_path / "scontrol").chmod(0o755)
@@ -208,7 +250,9 @@ def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, reque
     if restarts:  # SLURM sets it then only
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     done = subprocess.run(
-        ["bash", "-e", job], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", **variables}, timeout=200
+        ["bash", "-e", job],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", **variables},
+        timeout=200,
     )
     assert done.returncode == code
     assert (tmp_path / "ran").exists()

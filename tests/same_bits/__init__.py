@@ -1,1 +1,3 @@
-"""Kinds of fits that keep their bits, and the comparison of two checkouts: ``python -m tests.same_bits``."""
+"""Kinds of fits that keep their bits, and the comparison of two checkouts: ``python -m
+tests.same_bits``.
+"""

@@ -29,7 +29,9 @@ def read(path: Path) -> dict[str, Bits]:
 
 
 def differences(ours: Mapping[str, Bits], theirs: Mapping[str, Bits]) -> Iterator[str]:
-    """Yield a line for each kind and each array of theirs that ours lack, and for all that is not equal."""
+    """Yield a line for each kind and each array of theirs that ours lack, and for all that is not
+    equal.
+    """
     for kind, expected in theirs.items():
         if kind not in ours:
             yield f"{kind}: missing"

@@ -1,4 +1,6 @@
-"""One fit of a kind, and all its bits: parameters, what the history measured, an evaluation and predictions."""
+"""One fit of a kind, and all its bits: parameters, what the history measured, an evaluation and
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Place:
     folder: Path
     """A new one, for its files."""
     in_order: bool = True
-    """Whether workers always arrive in the same order, so that merges on arrival have the same bits every time."""
+    """Whether workers always arrive in the same order, so that merges on arrival have the same bits
+    every time.
+    """
 
     def workers(self, number: int, *, by_arrival: bool) -> int:
         """Return the number of workers: one where their order would decide."""
@@ -56,7 +60,9 @@ def small_fit(
     data: Callable[[Path], Sequence[Any]] = in_blocks,
     **options: Any,
 ) -> Bits:
-    """Train a small network; all of these are options of ``fit`` and its ``Merge`` unless they are named above."""
+    """Train a small network; all of these are options of ``fit`` and its ``Merge`` unless they are
+    named above.
+    """
     trainer = trainer_of(place, workers=place.workers(workers, by_arrival=by_arrival))
     trainer.build(net(), optimizer, loss, metric, **(build or {}))
     given = data(place.folder)
@@ -80,9 +86,13 @@ def bits_of(trainer: DistributedTrainer, x: Any = X, y: Any = Y) -> Bits:
     found: Bits = {f"parameter {name}": array for name, array in trainer.get_parameters().items()}
     found |= history_bits(trainer.history)
     with suppress(ValueError, TypeError):  # of steps of one's own that measure nothing
-        found |= {f"evaluated {name}": np.array(value) for name, value in trainer.evaluate(x, y).items()}
+        found |= {
+            f"evaluated {name}": np.array(value) for name, value in trainer.evaluate(x, y).items()
+        }
     with suppress(ValueError):  # of several networks, which have no outputs
-        found |= {f"predicted {n}": np.array(each) for n, each in enumerate(leaves(trainer.predict(x)))}
+        found |= {
+            f"predicted {n}": np.array(each) for n, each in enumerate(leaves(trainer.predict(x)))
+        }
     return found
 
 

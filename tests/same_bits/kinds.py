@@ -1,7 +1,8 @@
-"""The kinds of fits that keep their bits: a table of those that differ in options, and functions for the others.
+"""The kinds of fits that keep their bits: a table of those that differ in options, and functions
+for the others.
 
-A name stays, whatever the options are called: another checkout has the same kind under the same name, in its own
-vocabulary. What is new gets a new name.
+A name stays, whatever the options are called: another checkout has the same kind under the same
+name, in its own vocabulary. What is new gets a new name.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ def cached(folder):
 
 
 def parquet(folder):
-    return (FileDataset(material.write_tables(folder, "parquet"), x=[f"f{n}" for n in range(6)], y="y"),)
+    return (
+        FileDataset(material.write_tables(folder, "parquet"), x=[f"f{n}" for n in range(6)], y="y"),
+    )
 
 
 def csv(folder):
-    return (FileDataset(material.write_tables(folder, "csv"), x=[f"f{n}" for n in range(6)], y="y"),)
+    return (
+        FileDataset(material.write_tables(folder, "csv"), x=[f"f{n}" for n in range(6)], y="y"),
+    )
 
 
 def arrays(folder):
@@ -114,7 +119,10 @@ SHUFFLES = {
     "several workers a task": MANY,
     "several workers a task, total shuffle": {**MANY, "shuffle": "total"},
     "a grid of blocks": {"data": grid},
-    "double precision": {"data": lambda folder: (blocks(X.astype("float64")), blocks(Y)), "net": material.double},
+    "double precision": {
+        "data": lambda folder: (blocks(X.astype("float64")), blocks(Y)),
+        "net": material.double,
+    },
 }
 MERGES = {
     "merged every two epochs": {"every": 2, "num_epochs": 3},
@@ -129,7 +137,11 @@ MERGES = {
     "commutative, blocks": {**ARRIVING, "unit": "blocks"},
     "commutative, outer optimizer": {**ARRIVING, "outer_optimizer": NESTEROV},
     "commutative, bf16": {**ARRIVING, "dtype": "bf16"},
-    "commutative, int8, optimizers reset": {**ARRIVING, "dtype": "int8", "optimizer_state": "reset"},
+    "commutative, int8, optimizers reset": {
+        **ARRIVING,
+        "dtype": "int8",
+        "optimizer_state": "reset",
+    },
     "commutative, validated": {**ARRIVING, **VALIDATED},
     "parameter server": SERVED,
     "parameter server, batches": {**SERVED, **BATCHES},
@@ -142,10 +154,19 @@ MERGES = {
     "merged in int8, outer optimizer": {"dtype": "int8", "outer_optimizer": NESTEROV},
     "averaged parameters": {"averaging": "ema", **VALIDATED, **BATCHES},
     "averaged parameters, decay": {"averaging": 0.5, "outer_optimizer": NESTEROV, **VALIDATED},
-    "averaged parameters, by steps": {"averaging": 0.9, "averaging_unit": "steps", **VALIDATED, **BATCHES},
+    "averaged parameters, by steps": {
+        "averaging": 0.9,
+        "averaging_unit": "steps",
+        **VALIDATED,
+        **BATCHES,
+    },
     "optimizers averaged": {"optimizer_state": "average", **BATCHES},
     "optimizers reset": {"optimizer_state": "reset", **BATCHES},
-    "optimizers averaged, int8, several workers a task": {"optimizer_state": "average", "dtype": "int8", **MANY},
+    "optimizers averaged, int8, several workers a task": {
+        "optimizer_state": "average",
+        "dtype": "int8",
+        **MANY,
+    },
     "preset auto": {"merge": "auto", "batch_size": None, "net": material.mlp, "optimizer": SGD},
     "preset diloco": {"merge": "diloco"},
     "preset slowmo": {"merge": "slowmo", "optimizer": SGD},
@@ -167,16 +188,36 @@ DATA = {
     "a data set, total shuffle": {"data": lambda folder: (material.Pairs(),), "shuffle": "total"},
     "a data set that draws": {"data": drawing},
     "a data loader": {"data": loader, "batch_size": None},
-    "an endless data set": {"data": lambda folder: (Samples(material.Stream(), blocks=3, size=57),), **STILL},
+    "an endless data set": {
+        "data": lambda folder: (Samples(material.Stream(), blocks=3, size=57),),
+        **STILL,
+    },
     "sequences": {"data": ragged, **CHARACTERS},
     "sequences by length": {"data": functools.partial(ragged, bucket_by_length=True), **CHARACTERS},
     "sequences, total shuffle": {"data": ragged, "shuffle": "total", **CHARACTERS},
-    "several inputs": {"data": two_inputs, "net": material.TwoInputs, "loss": material.two_losses, "metric": None},
-    "no targets": {"data": no_targets, "net": lambda: material.mlp(6), "loss": "mse", "metric": None},
+    "several inputs": {
+        "data": two_inputs,
+        "net": material.TwoInputs,
+        "loss": material.two_losses,
+        "metric": None,
+    },
+    "no targets": {
+        "data": no_targets,
+        "net": lambda: material.mlp(6),
+        "loss": "mse",
+        "metric": None,
+    },
     "collated": {"data": arrays, "build": {"collate": material.collated}},
     "sample weights": {"sample_weight": WEIGHTS},
-    "sample weights, total shuffle, batches": {"sample_weight": WEIGHTS, "shuffle": "total", **BATCHES},
-    "sample weights and class weights": {"sample_weight": WEIGHTS, "build": {"class_weight": [1.0, 3.0, 0.5]}},
+    "sample weights, total shuffle, batches": {
+        "sample_weight": WEIGHTS,
+        "shuffle": "total",
+        **BATCHES,
+    },
+    "sample weights and class weights": {
+        "sample_weight": WEIGHTS,
+        "build": {"class_weight": [1.0, 3.0, 0.5]},
+    },
     "validated": VALIDATED,
 }
 BUFFERS = {
@@ -193,28 +234,46 @@ SKIPPING = {"training_step": material.nan_step, "gradients": Gradients(on_nan="s
 CLOSURE = {"optimizer": torch.optim.LBFGS, "lr": 0.1, "max_iter": 2}
 STEPS = {
     "transform that draws": {"build": {"transform": material.noise}},
-    "transform that draws, total shuffle": {"build": {"transform": material.noise}, "shuffle": "total"},
+    "transform that draws, total shuffle": {
+        "build": {"transform": material.noise},
+        "shuffle": "total",
+    },
     "transform that draws from numpy": {"build": {"transform": material.noise_of_numpy}},
     "augmentation": {"build": {"train_transform": material.mixed_up, "transform": material.halves}},
-    "augmentation by sample": {"build": {"train_transform": TrainTransform(material.noisy_sample, by_sample=True)}},
+    "augmentation by sample": {
+        "build": {"train_transform": TrainTransform(material.noisy_sample, by_sample=True)}
+    },
     "augmentation in a buffer": {"build": {"train_transform": material.mixed_up}, "buffer": FIRO},
     "gradients accumulated": {"build": {"gradients": Gradients(accumulate=2)}},
     "gradients accumulated, batches": {"build": {"gradients": Gradients(accumulate=3)}, **BATCHES},
     "gradients clipped by norm": {"build": {"gradients": Gradients(clip_norm=0.5)}},
-    "gradients clipped by value": {"build": {"gradients": Gradients(clip_value=0.05, accumulate=2)}},
+    "gradients clipped by value": {
+        "build": {"gradients": Gradients(clip_value=0.05, accumulate=2)}
+    },
     "batches without finite loss skipped": {"build": SKIPPING, "metric": None},
     "schedule": {"build": {"schedule": material.falling}},
-    "schedule inside epochs": {"build": {"schedule": Schedule(material.falling, steps=3)}, **BATCHES},
+    "schedule inside epochs": {
+        "build": {"schedule": Schedule(material.falling, steps=3)},
+        **BATCHES,
+    },
     "schedule of torch": {"build": {"schedule": functools.partial(StepLR, step_size=1, gamma=0.5)}},
     "schedule of torch inside epochs": {
-        "build": {"schedule": Schedule(functools.partial(OneCycleLR, max_lr=0.1, total_steps=9), steps=4)}
+        "build": {
+            "schedule": Schedule(functools.partial(OneCycleLR, max_lr=0.1, total_steps=9), steps=4)
+        }
     },
     "bf16": {"build": {"precision": "bf16"}},
     "fp16": {"build": {"precision": "fp16"}, "net": material.mlp, **BATCHES},
-    "convolution, channels last": {"net": material.conv, "build": {"memory_format": "channels_last"}},
+    "convolution, channels last": {
+        "net": material.conv,
+        "build": {"memory_format": "channels_last"},
+    },
     "own step": {"build": {"training_step": material.measuring_step}, "optimizer": SGD},
     "two optimizers": {
-        "net": lambda: {"generator": material.generator(), "discriminator": material.discriminator()},
+        "net": lambda: {
+            "generator": material.generator(),
+            "discriminator": material.discriminator(),
+        },
         "optimizer": {"generator": {"optimizer": "adam", "lr": 1e-3}, "discriminator": SGD},
         "loss": None,
         "metric": None,
@@ -223,7 +282,9 @@ STEPS = {
     },
     "Lightning": {"net": material.Lightning, "optimizer": None, "loss": None, "metric": None},
     "groups of parameters": {"optimizer": material.two_groups},
-    "optimizer of torch": {"optimizer": {"optimizer": torch.optim.AdamW, "lr": 0.01, "weight_decay": 0.1}},
+    "optimizer of torch": {
+        "optimizer": {"optimizer": torch.optim.AdamW, "lr": 0.01, "weight_decay": 0.1}
+    },
     "optimizer with a closure": {"optimizer": CLOSURE, "net": material.mlp, "num_epochs": 1},
     **{
         f"optimizer {name}": {"optimizer": {"optimizer": name, "lr": 0.01}, "num_epochs": 1}

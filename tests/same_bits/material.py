@@ -1,4 +1,5 @@
-"""Networks, data, steps and transforms of the kinds: other checkouts have the same ones, so change nothing.
+"""Networks, data, steps and transforms of the kinds: other checkouts have the same ones, so change
+nothing.
 
 The numbers are drawn here and not in ``tests.helpers``, whose networks may change with their tests.
 """
@@ -40,7 +41,11 @@ def awkward() -> nn.Sequential:
     """BatchNorm has floating and integer buffers, Dropout draws random numbers."""
     torch.manual_seed(12)
     return nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3, bias=False)
+        nn.Linear(6, 16),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(16, 3, bias=False),
     )
 
 
@@ -55,7 +60,12 @@ def softmax_net() -> nn.Sequential:
 def conv() -> nn.Sequential:
     torch.manual_seed(13)
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     )
 
 
@@ -65,7 +75,9 @@ class Characters(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.embedding, self.net, self.last = nn.Embedding(9, 6), nn.GRU(6, 8, batch_first=True), nn.Linear(8, 9)
+        self.embedding = nn.Embedding(9, 6)
+        self.net = nn.GRU(6, 8, batch_first=True)
+        self.last = nn.Linear(8, 9)
 
     def forward(self, x):
         return self.last(self.net(self.embedding(x))[0]).transpose(1, 2)
@@ -77,7 +89,9 @@ class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(14)
-        self.left, self.right, self.last = nn.Linear(4, 8), nn.Linear(2, 8), nn.Linear(8, 4)
+        self.left = nn.Linear(4, 8)
+        self.right = nn.Linear(2, 8)
+        self.last = nn.Linear(8, 4)
 
     def forward(self, left, right):
         out = self.last(torch.tanh(self.left(left) + self.right(right)))
@@ -85,7 +99,9 @@ class TwoInputs(nn.Module):
 
 
 def two_losses(output, target):
-    return functional.cross_entropy(output[0], target[0]) + functional.mse_loss(output[1], target[1])
+    return functional.cross_entropy(output[0], target[0]) + functional.mse_loss(
+        output[1], target[1]
+    )
 
 
 def generator() -> nn.Sequential:
@@ -171,7 +187,9 @@ def collated(samples):
 
 def two_groups(parameters):
     first, *others = parameters
-    return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": others, "momentum": 0.5}], lr=0.1)
+    return torch.optim.SGD(
+        [{"params": [first], "lr": 0.01}, {"params": others, "momentum": 0.5}], lr=0.1
+    )
 
 
 def falling(epoch: float) -> float:
@@ -200,7 +218,9 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         info = get_worker_info()
-        for number in range(0 if info is None else info.id, len(X), 1 if info is None else info.num_workers):
+        for number in range(
+            0 if info is None else info.id, len(X), 1 if info is None else info.num_workers
+        ):
             yield X[number], Y[number]
 
 

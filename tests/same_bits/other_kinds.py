@@ -16,13 +16,30 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedClassifier, DistributedRegressor, Merge, Simulations
+from compss_train import (
+    BlockedTensor,
+    BufferSpec,
+    DistributedClassifier,
+    DistributedRegressor,
+    Merge,
+    Simulations,
+)
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
-from tests.same_bits.fitting import ADAM, Bits, Place, bits_of, blocks, fit, history_bits, small_fit, trainer_of
+from tests.same_bits.fitting import (
+    ADAM,
+    Bits,
+    Place,
+    bits_of,
+    blocks,
+    fit,
+    history_bits,
+    small_fit,
+    trainer_of,
+)
 from tests.same_bits.kinds import BATCHES, KINDS, NESTEROV, SGD, VALIDATED
 from tests.same_bits.material import ONE_HOT, X, Y, awkward, mlp, simulate, softmax_net
 
@@ -86,7 +103,8 @@ class Ends(Callback):
     """Ends a fit, or its process, after a round."""
 
     def __init__(self, after: int, *, kill: bool) -> None:
-        self.after, self.kill = after, kill
+        self.after = after
+        self.kill = kill
 
     def on_round_end(self, trainer, record):
         if record["round"] == self.after and self.kill:
@@ -95,12 +113,24 @@ class Ends(Callback):
             raise InterruptedFitError
 
 
-RESUMED = {"num_epochs": 3, "outer_optimizer": NESTEROV, "dtype": "int8", "averaging": "ema", **BATCHES}
+RESUMED = {
+    "num_epochs": 3,
+    "outer_optimizer": NESTEROV,
+    "dtype": "int8",
+    "averaging": "ema",
+    **BATCHES,
+}
 IN_BUFFERS = {"num_epochs": 3, "buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}
 
 
 def interrupted_fit(place: Place, options: dict, *, kill: bool) -> None:
-    fit(built(place), blocks(X), blocks(Y), callbacks=[Checkpoint(place.folder), Ends(7, kill=kill)], **options)
+    fit(
+        built(place),
+        blocks(X),
+        blocks(Y),
+        callbacks=[Checkpoint(place.folder), Ends(7, kill=kill)],
+        **options,
+    )
 
 
 def resumed_fit(place: Place, options: dict) -> Bits:
@@ -127,8 +157,12 @@ kind("interrupted with samples in buffers and resumed")(partial(interrupted, opt
 
 @kind("killed and resumed")
 def killed(place: Place) -> Bits:
-    program = "import sys; from tests.same_bits import other_kinds; other_kinds.be_killed(sys.argv[1])"
-    code = subprocess.run([sys.executable, "-c", program, str(place.folder)], check=False).returncode
+    program = (
+        "import sys; from tests.same_bits import other_kinds; other_kinds.be_killed(sys.argv[1])"
+    )
+    code = subprocess.run(
+        [sys.executable, "-c", program, str(place.folder)], check=False
+    ).returncode
     if code != -signal.SIGKILL:
         raise RuntimeError(f"the fit ended with {code}, before it was killed")
     return resumed_fit(place, RESUMED)
@@ -158,9 +192,13 @@ def dislib_torch(place: Place) -> Bits:
     found: Bits = {}
     for name, more in list(NAMED_FITS.items())[::3]:
         workers = place.workers(2, by_arrival="asynchronous" in name)
-        ours = EncapsulatedFunctionsDistributedPytorch(workers, engine=place.engine, seed=7, threads=1)
+        ours = EncapsulatedFunctionsDistributedPytorch(
+            workers, engine=place.engine, seed=7, threads=1
+        )
         ours.build(mlp(), torch.optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05, "momentum": 0.9})
-        net = getattr(ours, name)(blocks(X, 4), blocks(Y, 4), 2, 2, *more, merge=KEPT, progress=False)
+        net = getattr(ours, name)(
+            blocks(X, 4), blocks(Y, 4), 2, 2, *more, merge=KEPT, progress=False
+        )
         found |= prefixed(name, {each: tensor.numpy() for each, tensor in net.state_dict().items()})
     return found
 
@@ -171,17 +209,32 @@ def dislib_eddl(place: Place) -> Bits:
     optimizer = {"optimizer": "adam", "lr": 0.01}
     ours.build(softmax_net(), optimizer, "softmax_cross_entropy", "categorical_accuracy")
     layers = ours.fit_synchronous_shuffle_with_GPU(
-        BlockedTensor.from_array(X * 255, (4, 1)), blocks(ONE_HOT, 4), 2, 2, merge=KEPT, progress=False
+        BlockedTensor.from_array(X * 255, (4, 1)),
+        blocks(ONE_HOT, 4),
+        2,
+        2,
+        merge=KEPT,
+        progress=False,
     )
     arrays = [array for layer in layers for array in layer]
-    return {f"array {number}": array for number, array in enumerate(arrays)} | history_bits(ours.trainer.history)
+    return {f"array {number}": array for number, array in enumerate(arrays)} | history_bits(
+        ours.trainer.history
+    )
 
 
 @kind("estimators of scikit-learn")
 def estimators(place: Place) -> Bits:
-    options = {"engine": place.engine, "threads": 1, "random_state": 3, "num_epochs": 3, "hidden": (8,)}
+    options = {
+        "engine": place.engine,
+        "threads": 1,
+        "random_state": 3,
+        "num_epochs": 3,
+        "hidden": (8,),
+    }
     labels = np.array(["a", "b", "c"])[Y]
-    classifier = DistributedClassifier(**options, class_weight="balanced", validation_fraction=0.2).fit(X, labels)
+    classifier = DistributedClassifier(
+        **options, class_weight="balanced", validation_fraction=0.2
+    ).fit(X, labels)
     regressor = DistributedRegressor(**options, optimizer=SGD).fit(X, X[:, 0])
     return {"classes": classifier.predict_proba(X), "values": regressor.predict(X)}
 

@@ -1,4 +1,6 @@
-"""The comparison of checkouts finds what differs, and a few kinds have the same bits on two engines."""
+"""The comparison of checkouts finds what differs, and a few kinds have the same bits on two
+engines.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ SOME = (
     "augmentation",
     "two optimizers",
 )
-BITS = {"one": {"weight": np.float32([[1, 2], [3, 4]]), "loss": np.array([0.5])}, "two": {"count": np.array([3])}}
+BITS = {
+    "one": {"weight": np.float32([[1, 2], [3, 4]]), "loss": np.array([0.5])},
+    "two": {"count": np.array([3])},
+}
 
 
 def changed(kind, name, array):
@@ -30,11 +35,21 @@ def test_equal_bits_are_no_difference_and_survive_a_file(tmp_path):
     ("ours", "line"),
     [
         (
-            changed("one", "weight", np.nextafter(np.float32([[1, 2], [3, 4]]), np.float32([[1, 2], [3, 9]]))),
+            changed(
+                "one",
+                "weight",
+                np.nextafter(np.float32([[1, 2], [3, 4]]), np.float32([[1, 2], [3, 9]])),
+            ),
             "one: weight: 1 of 4 numbers differ, by 4.77e-07 at most",
         ),
-        (changed("one", "loss", np.array([-0.0])), "one: loss: 1 of 1 numbers differ, by 0.5 at most"),
-        (changed("one", "loss", np.float32([0.5])), r"one: loss: float32 \(1,\) instead of float64 \(1,\)"),
+        (
+            changed("one", "loss", np.array([-0.0])),
+            ("one: loss: 1 of 1 numbers differ, by 0.5 at most"),
+        ),
+        (
+            changed("one", "loss", np.float32([0.5])),
+            r"one: loss: float32 \(1,\) instead of float64 \(1,\)",
+        ),
         (changed("two", "more", np.array([1])), "two: more: not in the other checkout"),
         ({"one": BITS["one"], "two": {}}, "two: count: missing"),
         ({"one": BITS["one"]}, "two: missing"),

@@ -53,7 +53,9 @@ def names_of(sizes):
 
 
 class CountingReader:
-    """Counts the files that it reads and those whose arrays are still alive; reading a file in ``bad`` fails."""
+    """Counts the files that it reads and those whose arrays are still alive; reading a file in
+    ``bad`` fails.
+    """
 
     def __init__(self, bad=()):
         self.bad = set(bad)
@@ -80,12 +82,18 @@ class CountingReader:
 
 
 def sampler_of(sizes, kind=PartialShuffleSampler, reader=None, on_bad_file="raise", **options):
-    """Return a sampler of files that are valid when it is made; later reads of those in ``reader.bad`` fail."""
+    """Return a sampler of files that are valid when it is made; later reads of those in
+    ``reader.bad`` fail.
+    """
     reader = reader or CountingReader()
     (bad, reader.bad), (opened, reader.opened) = (reader.bad, set()), (reader.opened, [])
-    own = {name: options.pop(name) for name in ("threads", "cache", "cache_bytes") if name in options}
+    own = {
+        name: options.pop(name) for name in ("threads", "cache", "cache_bytes") if name in options
+    }
     sampler = kind(FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file, **own), **options)
-    reader.bad, reader.opened = bad, opened  # without the file that is read to see what is in it
+    # without the file that is read to see what is in it
+    reader.bad = bad
+    reader.opened = opened
     return sampler
 
 
@@ -108,7 +116,9 @@ def samples_of_rank(sampler, sizes, epoch):
     rank = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
     bounds = bounds_of(sizes)
     row_ranges = rank_row_ranges(sizes, *rank, shuffle=sampler.shuffle)
-    return row_ranges, [bounds[part.file][0] + row for part in row_ranges for row in range(part.start, part.stop)]
+    return row_ranges, [
+        bounds[part.file][0] + row for part in row_ranges for row in range(part.start, part.stop)
+    ]
 
 
 def expected_order(sampler, sizes, epoch):
@@ -118,7 +128,9 @@ def expected_order(sampler, sizes, epoch):
         return samples_in_order
     random = partial_shuffle_generator(sampler.seed, epoch, *row_ranges[0].origin)
     size = sampler.pools.size
-    runs = [samples_in_order[first : first + size] for first in range(0, len(samples_in_order), size)]
+    runs = [
+        samples_in_order[first : first + size] for first in range(0, len(samples_in_order), size)
+    ]
     if sampler.pools.number == 1:
         return [run[place] for run in runs for place in random.permutation(len(run))]
     pool, *others = runs

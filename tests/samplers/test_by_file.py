@@ -30,20 +30,22 @@ OPTIONS = st.fixed_dictionaries(
 
 def by_file(sampler):
     sampler.set_epoch(0)
-    return [[(name, part["x"].tolist()) for part, name in zip(b[0], b[2], strict=True)] for b in sampler]
+    return [
+        [(name, part["x"].tolist()) for part, name in zip(b[0], b[2], strict=True)] for b in sampler
+    ]
 
 
 @given(kind=kinds, sizes=numbered.SIZES, options=OPTIONS, epoch=numbered.EPOCHS)
 def test_batches_are_the_partial_shuffles_by_file(kind, sizes, options, epoch):
     options |= {"rank": options["num_replicas"] - 1}
-    batches = numbered.epoch_of(numbered.sampler_of(sizes, pools=KINDS[kind], seed=0, **options), epoch)
+    batches = numbered.epoch_of(
+        numbered.sampler_of(sizes, pools=KINDS[kind], seed=0, **options), epoch
+    )
     sampler = numbered.sampler_of(sizes, kind, **options)
     sampler.set_epoch(epoch)
     apart = list(sampler)
-    whole, bounds = (
-        numbered.arrays_of(0, sum(sizes)),
-        dict(zip(numbered.names_of(sizes), numbered.bounds_of(sizes), strict=True)),
-    )
+    whole = numbered.arrays_of(0, sum(sizes))
+    bounds = dict(zip(numbered.names_of(sizes), numbered.bounds_of(sizes), strict=True))
     for (parts, nothing, files), batch in zip(apart, batches, strict=True):
         assert nothing is None
         assert len(files) == len(set(files)) == len(parts)
@@ -62,7 +64,11 @@ def test_batches_are_the_partial_shuffles_by_file(kind, sizes, options, epoch):
 def test_its_length_is_in_samples_and_steps_are_batches(kind, sizes, options):
     sampler = numbered.sampler_of(sizes, kind, **options, rank=0)
     whole = by_file(sampler)
-    assert len(sampler) == sampler.num_samples == sum(len(rows) for batch in whole for _, rows in batch)
+    assert (
+        len(sampler)
+        == sampler.num_samples
+        == sum(len(rows) for batch in whole for _, rows in batch)
+    )
     assert len(whole) == sampler.num_batches
     for step in range(len(whole) + 1):
         sampler.find_ckpt_position(step)
@@ -77,11 +83,18 @@ def test_its_length_is_in_samples_and_steps_are_batches(kind, sizes, options):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_takes_the_arguments_of_the_original(kind):
     names = (
-        "dataset reader num_replicas rank shuffle shuffle_buffer total_size batch_size file_buffer debug files_len"
+        "dataset reader num_replicas rank shuffle shuffle_buffer total_size batch_size "
+        "file_buffer debug files_len"
     )
-    assert list(inspect.signature(kind).parameters) == [*names.split(), "seed", "drop_last", "pools"]
+    assert list(inspect.signature(kind).parameters) == [
+        *names.split(),
+        "seed",
+        "drop_last",
+        "pools",
+    ]
     files = numbered.names_of([4, 5, 3])
-    lengths, reader = dict(zip(files, [4, 5, 3], strict=True)), numbered.CountingReader()
+    lengths = dict(zip(files, [4, 5, 3], strict=True))
+    reader = numbered.CountingReader()
     dataset = FileDataset(files, reader)
     sampler = kind(dataset, reader, 2, 1, False, 3, 12, 4, 1, True, lengths)
     named = kind(dataset, num_replicas=2, rank=1, shuffle=False, batch_size=4)

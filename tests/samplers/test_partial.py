@@ -38,7 +38,11 @@ def test_all_ranks_together_return_every_sample_once_and_equally_many(
         assert len(numbered.flat(batches)) == len(set(numbered.flat(batches))) == length
     times = Counter(chain.from_iterable(map(numbered.flat, given_batches)))
     if drop_last:
-        files = block_order(options["seed"], epoch, len(sizes)) if options["shuffle"] else range(len(sizes))
+        files = (
+            block_order(options["seed"], epoch, len(sizes))
+            if options["shuffle"]
+            else range(len(sizes))
+        )
         order = [*chain.from_iterable(range(*numbered.bounds_of(sizes)[file]) for file in files)]
         assert times == Counter(order[: length * num_replicas])
     else:
@@ -51,9 +55,13 @@ def test_the_order_is_that_of_samples_mixed_one_after_another(
     sizes, options, file_buffer, num_replicas, epoch, data
 ):
     rank = data.draw(st.integers(0, num_replicas - 1))
-    sampler = numbered.sampler_of(sizes, num_replicas=num_replicas, rank=rank, file_buffer=file_buffer, **options)
+    sampler = numbered.sampler_of(
+        sizes, num_replicas=num_replicas, rank=rank, file_buffer=file_buffer, **options
+    )
     sampler.set_epoch(epoch)
-    with mock.patch("compss_train.samplers.mixing._REFILL", data.draw(st.sampled_from([1, 3, 1024]))):
+    with mock.patch(
+        "compss_train.samplers.mixing._REFILL", data.draw(st.sampled_from([1, 3, 1024]))
+    ):
         batches = list(sampler)
     order = numbered.flat(numbered.samples(batches))
     assert order == numbered.expected_order(sampler, sizes, epoch)
@@ -66,7 +74,8 @@ def test_the_order_is_that_of_samples_mixed_one_after_another(
 @given(**cases, epochs=st.lists(numbered.EPOCHS, min_size=1, max_size=4))
 def test_an_epoch_is_the_same_whatever_was_iterated_before(sizes, options, file_buffer, epochs):
     fresh = {
-        epoch: numbered.epoch_of(numbered.sampler_of(sizes, file_buffer=3, **options), epoch) for epoch in epochs
+        epoch: numbered.epoch_of(numbered.sampler_of(sizes, file_buffer=3, **options), epoch)
+        for epoch in epochs
     }
     sampler = numbered.sampler_of(sizes, file_buffer=file_buffer, **options)
     for epoch in epochs:
@@ -79,15 +88,20 @@ def readers_of_ranks(sizes, num_replicas, epoch=0, **options):
     """Return the files that each rank read in an epoch."""
     for rank in range(num_replicas):
         reader = numbered.CountingReader()
-        sampler = numbered.sampler_of(sizes, reader=reader, num_replicas=num_replicas, rank=rank, **options)
+        sampler = numbered.sampler_of(
+            sizes, reader=reader, num_replicas=num_replicas, rank=rank, **options
+        )
         numbered.epoch_of(sampler, epoch)
         yield sampler, reader
 
 
 @given(**cases, num_replicas=numbered.REPLICAS, epoch=numbered.EPOCHS)
-@example(sizes=[10], options={"shuffle": False}, file_buffer=1, num_replicas=3, epoch=0)  # both its ends
+# Both its ends.
+@example(sizes=[10], options={"shuffle": False}, file_buffer=1, num_replicas=3, epoch=0)
 def test_a_rank_opens_a_file_once_a_row_range(sizes, options, file_buffer, num_replicas, epoch):
-    for sampler, reader in readers_of_ranks(sizes, num_replicas, epoch, file_buffer=file_buffer, **options):
+    for sampler, reader in readers_of_ranks(
+        sizes, num_replicas, epoch, file_buffer=file_buffer, **options
+    ):
         files = [part.file for part in numbered.samples_of_rank(sampler, sizes, epoch)[0]]
         assert Counter(reader.opened) == Counter(numbered.names_of(sizes)[file] for file in files)
         assert sampler.reads.files == len(reader.opened)
@@ -141,14 +155,17 @@ def test_dtypes_shapes_and_layouts_come_back_as_they_were():
         start, stop = map(int, filename.removeprefix("numbers://").split("-"))
         return (columns_of(start, stop), stop - start) if get_data else stop - start
 
-    dataset, whole = FileDataset(numbered.names_of([5, 9, 2, 6]), reader), columns_of(0, 22)
+    dataset = FileDataset(numbered.names_of([5, 9, 2, 6]), reader)
+    whole = columns_of(0, 22)
     for size in (3, 7, 50):  # parts of pools, and several joined
         for batch in PartialShuffleSampler(dataset, shuffle_buffer=6, pools=2, batch_size=size):
             assert list(batch) == list(whole)
             for key, column in whole.items():
                 expected = column[batch["x"].numpy()]
                 assert type(batch[key]) is type(expected)
-                torch.testing.assert_close(*map(torch.as_tensor, (batch[key], expected)), rtol=0, atol=0)
+                torch.testing.assert_close(
+                    *map(torch.as_tensor, (batch[key], expected)), rtol=0, atol=0
+                )
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ class Listing:
 
 @pytest.mark.parametrize("built_in", [False, True])
 def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
-    counted, reader = [], NpzReader()
+    counted = []
+    reader = NpzReader()
 
     def own(filename, get_data=False):
         if not get_data:
@@ -43,7 +44,8 @@ def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
 
 
 def test_given_lengths_save_opening_files_or_are_found_wrong():
-    names, counted = numbered.names_of([5, 7, 3]), []
+    names = numbered.names_of([5, 7, 3])
+    counted = []
 
     def reader(filename, get_data=False):
         if not get_data:
@@ -104,7 +106,9 @@ def test_wrong_epochs_and_steps_are_errors_and_change_nothing():
     for wrong in (-1, 1.0, None):
         with pytest.raises(ValueError, match=f"epoch={wrong}"):
             sampler.set_epoch(wrong)
-    with pytest.raises(TypeError, match=r"a list has no list of files in \.files; give a FileDataset\(files\)"):
+    with pytest.raises(
+        TypeError, match=r"a list has no list of files in \.files; give a FileDataset\(files\)"
+    ):
         PartialShuffleSampler([1, 2])
     assert (sampler.epoch, sampler.state_dict()["step"], list(sampler)) == (0, 5, [])
 
@@ -114,7 +118,8 @@ ODD = ["dtype", "shape", "arrays"]
 
 def with_odd_file(odd, how):
     """Return a reader of files of which one differs, and the list of files that it reads."""
-    plain, read = numbered.CountingReader(), []
+    plain = numbered.CountingReader()
+    read = []
 
     def reader(filename, get_data=False):
         if not get_data:

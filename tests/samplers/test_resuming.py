@@ -19,10 +19,13 @@ from tests.samplers.numbered_files import cases
 
 @given(**cases, num_replicas=st.integers(1, 3), epoch=numbered.EPOCHS)
 @settings(max_examples=5)
-def test_it_continues_with_exactly_the_batches_that_remain(sizes, options, file_buffer, num_replicas, epoch):
+def test_it_continues_with_exactly_the_batches_that_remain(
+    sizes, options, file_buffer, num_replicas, epoch
+):
     options |= {"num_replicas": num_replicas, "rank": num_replicas - 1, "file_buffer": file_buffer}
     sampler = numbered.sampler_of(sizes, **options)
-    whole, next_one = numbered.epoch_of(sampler, epoch), numbered.epoch_of(sampler, epoch + 1)
+    whole = numbered.epoch_of(sampler, epoch)
+    next_one = numbered.epoch_of(sampler, epoch + 1)
     sampler.set_epoch(epoch)
     iteration = iter(sampler)
     for step in range(len(whole) + 1):
@@ -49,7 +52,9 @@ def test_a_resumed_epoch_reads_no_finished_file():
     whole = numbered.epoch_of(sampler)
     for step in range(len(whole) + 1):
         reader = numbered.CountingReader()
-        resumed = numbered.sampler_of(sizes, reader=reader, batch_size=4, shuffle_buffer=6, pools=2, file_buffer=1)
+        resumed = numbered.sampler_of(
+            sizes, reader=reader, batch_size=4, shuffle_buffer=6, pools=2, file_buffer=1
+        )
         resumed.find_ckpt_position(step)
         assert numbered.samples(resumed) == whole[step:]
         wanted = {names[sample // 4] for sample in numbered.flat(whole[step:])}
@@ -101,7 +106,9 @@ COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda sampler: pickle.loads(pick
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @given(**cases, epoch=numbered.EPOCHS, step=st.integers(0, 3))
-def test_a_copy_of_a_sampler_returns_the_same_remaining_batches(sizes, options, file_buffer, epoch, step, copied):
+def test_a_copy_of_a_sampler_returns_the_same_remaining_batches(
+    sizes, options, file_buffer, epoch, step, copied
+):
     whole = numbered.epoch_of(numbered.sampler_of(sizes, **options), epoch)
     sampler = numbered.sampler_of(sizes, file_buffer=file_buffer, **options)
     sampler.set_epoch(epoch)
@@ -153,7 +160,10 @@ def test_skipped_batches_that_a_loader_fetches_ahead_are_counted():
     reader = numbered.CountingReader(bad=numbered.names_of(SIZES)[2:4])
     options = {"reader": reader, "on_bad_file": "skip", "batch_size": 2, "shuffle": False}
     sampler = numbered.sampler_of(SIZES, **options)
-    steps = [(batch["x"][0].item(), sampler.state_dict()["step"]) for batch in loader_of(sampler, num_workers=2)]
+    steps = [
+        (batch["x"][0].item(), sampler.state_dict()["step"])
+        for batch in loader_of(sampler, num_workers=2)
+    ]
     assert steps == [(2 * (step - 1), step) for step in range(1, 16) if step not in (5, 6, 7, 8)]
 
 
@@ -167,7 +177,9 @@ class Wrapped:
 
 UNCERTAIN = {
     "any order": lambda sampler: loader_of(sampler, num_workers=2, in_order=False),
-    "wrapped": lambda sampler: DataLoader(sampler.files, sampler=Wrapped(sampler), batch_size=None, num_workers=2),
+    "wrapped": lambda sampler: DataLoader(
+        sampler.files, sampler=Wrapped(sampler), batch_size=None, num_workers=2
+    ),
 }
 
 
@@ -176,7 +188,9 @@ def test_a_number_that_nobody_knows_is_asked_for(make):
     sampler = numbered.sampler_of(SIZES, batch_size=3)
     iteration = iter(make(sampler))
     next(iteration)
-    with pytest.warns(UserWarning, match=r"has 5 batches, as many as were requested.*state_dict\(step=\.\.\.\)"):
+    with pytest.warns(
+        UserWarning, match=r"has 5 batches, as many as were requested.*state_dict\(step=\.\.\.\)"
+    ):
         sampler.state_dict()
     assert sampler.state_dict(step=1)["step"] == 1
     with pytest.raises(ValueError, match="step=11: an epoch has 10 batches"):

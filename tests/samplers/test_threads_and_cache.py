@@ -1,4 +1,6 @@
-"""Reading threads, a cache and invalid files: the same batches, each file read once, in time or left out."""
+"""Reading threads, a cache and invalid files: the same batches, each file read once, in time or
+left out.
+"""
 
 import errno
 import gc
@@ -29,13 +31,20 @@ from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, until_error
 THREADS = st.integers(1, 4)
 
 
-@given(**cases, threads=THREADS, num_replicas=numbered.REPLICAS, limit=st.sampled_from([None, 1, 5000, 10_000]))
+@given(
+    **cases,
+    threads=THREADS,
+    num_replicas=numbered.REPLICAS,
+    limit=st.sampled_from([None, 1, 5000, 10_000]),
+)
 def test_order_and_bits_are_the_same(sizes, options, file_buffer, threads, num_replicas, limit):
     options |= {"num_replicas": num_replicas, "rank": num_replicas - 1}
     plain = numbered.sampler_of(sizes, **options)
     with tempfile.TemporaryDirectory() as folder:
         reading = {"threads": threads, "cache": folder, "cache_bytes": limit}
-        sampler = numbered.sampler_of(sizes, file_buffer=max(file_buffer, threads + 1), **reading, **options)
+        sampler = numbered.sampler_of(
+            sizes, file_buffer=max(file_buffer, threads + 1), **reading, **options
+        )
         for epoch in range(3):
             plain.set_epoch(epoch)
             sampler.set_epoch(epoch)
@@ -52,13 +61,19 @@ def test_each_file_is_read_once_in_all_epochs(sizes, options, file_buffer, threa
     reader = numbered.CountingReader()
     with tempfile.TemporaryDirectory() as folder:
         dataset = FileDataset(numbered.names_of(sizes), reader, threads=threads, cache=folder)
-        sampler = PartialShuffleSampler(dataset, file_buffer=max(file_buffer, threads + 1), **options)
+        sampler = PartialShuffleSampler(
+            dataset, file_buffer=max(file_buffer, threads + 1), **options
+        )
         for epoch in range(epochs):
-            assert sorted(numbered.flat(numbered.epoch_of(sampler, epoch))) == list(range(sum(sizes)))
+            assert sorted(numbered.flat(numbered.epoch_of(sampler, epoch))) == list(
+                range(sum(sizes))
+            )
         assert Counter(reader.opened) == Counter(numbered.names_of(sizes))
-        assert sampler.reads.cached == sampler.reads.files - len(sizes) + 1  # the first was read in the constructor
+        # The first was read in the constructor.
+        assert sampler.reads.cached == sampler.reads.files - len(sizes) + 1
         again = PartialShuffleSampler(
-            FileDataset(numbered.names_of(sizes), numbered.CountingReader(), cache=folder), **options
+            FileDataset(numbered.names_of(sizes), numbered.CountingReader(), cache=folder),
+            **options,
         )
         assert numbered.flat(numbered.samples(again)) == numbered.flat(numbered.epoch_of(sampler))
         assert again.reads.cached == again.reads.files
@@ -72,18 +87,25 @@ class Listing:
 def test_samplers_take_them_for_files_and_data_sets_have_theirs(tmp_path):
     names = numbered.write_files(tmp_path, [4, 4, 4])
     dataset = FileDataset(names, threads=2, cache=tmp_path / "cache")
-    for kind in (PartialShuffleSampler, DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2):
+    for kind in (
+        PartialShuffleSampler,
+        DistributedSamplerViaLocallyShuffle,
+        DistributedSamplerViaLocallyShuffleV2,
+    ):
         assert kind(dataset).files is dataset
         assert len(list(kind(Listing(names)))) == len(list(kind(dataset)))
     for name, value in {"files_len": {}, "reader": NpzReader()}.items():
         with pytest.raises(
-            ValueError, match=rf"{name}= is an option of the files: give FileDataset\(files, {name}="
+            ValueError,
+            match=rf"{name}= is an option of the files: give FileDataset\(files, {name}=",
         ):
             PartialShuffleSampler(dataset, **{name: value})
 
 
 def loader_of(sizes, file_buffer, reader=None, on_bad_file="raise", **options):
-    dataset = FileDataset(numbered.names_of(sizes), reader or numbered.CountingReader(), on_bad_file=on_bad_file)
+    dataset = FileDataset(
+        numbered.names_of(sizes), reader or numbered.CountingReader(), on_bad_file=on_bad_file
+    )
     dataset.layout = LAYOUT
     return FileLoader(dataset.part(range(len(sizes))), file_buffer, **options)
 
@@ -94,7 +116,9 @@ def whole(sizes):
 
 def test_it_counts_what_was_there_and_what_it_waited(monkeypatch):
     """The first file takes three seconds from the moment when it is waited for."""
-    reader, waits, now = numbered.CountingReader(), threading.Event(), [0.0]
+    reader = numbered.CountingReader()
+    waits = threading.Event()
+    now = [0.0]
 
     def clock():
         waits.set()
@@ -113,14 +137,27 @@ def test_it_counts_what_was_there_and_what_it_waited(monkeypatch):
         assert loader.reads.ahead == 0
         wait_until(lambda: len(reader.opened) == 3 and not reading_threads())
         assert len(list(arrays)) == 2
-    counted = {"files": 3, "cached": 0, "ahead": 2, "seconds_waited": 3.0, "most_held": loader.reads.most_held}
+    counted = {
+        "files": 3,
+        "cached": 0,
+        "ahead": 2,
+        "seconds_waited": 3.0,
+        "most_held": loader.reads.most_held,
+    }
     assert vars(loader.reads) == counted
-    assert vars(FileReads()) == {"files": 0, "cached": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
+    assert vars(FileReads()) == {
+        "files": 0,
+        "cached": 0,
+        "ahead": 0,
+        "seconds_waited": 0.0,
+        "most_held": 0,
+    }
 
 
 @pytest.mark.parametrize("file_buffer", [1, 3])
 def test_no_file_is_skipped_for_an_error_of_the_machine(file_buffer):
-    names, reader = numbered.names_of([3] * 5), numbered.CountingReader()
+    names = numbered.names_of([3] * 5)
+    reader = numbered.CountingReader()
 
     def full(filename, get_data=False):
         if get_data and filename == names[2]:
@@ -147,10 +184,14 @@ def test_a_broken_file_is_an_error_once_it_is_needed(sizes, options, file_buffer
     bad = data.draw(st.integers(0, len(sizes) - 1))
     name = numbered.names_of(sizes)[bad]
     whole = numbered.epoch_of(numbered.sampler_of(sizes, **options))
-    sampler = numbered.sampler_of(sizes, reader=numbered.CountingReader([name]), file_buffer=file_buffer, **options)
+    sampler = numbered.sampler_of(
+        sizes, reader=numbered.CountingReader([name]), file_buffer=file_buffer, **options
+    )
     _, samples_in_order = numbered.samples_of_rank(sampler, sizes, 0)
     first = samples_in_order.index(sum(sizes[:bad]))
-    size, number = (sampler.pools.size, sampler.pools.number) if sampler.shuffle else (sampler.batch_size, 1)
+    size, number = (
+        (sampler.pools.size, sampler.pools.number) if sampler.shuffle else (sampler.batch_size, 1)
+    )
     drawn = max(0, first // size - number + 1) * size  # before the pools have room for it
     given_batches, error = until_error(sampler)
     assert (error.file, error.reason) == (name, "cannot be read: OSError: the disk is gone")
@@ -160,7 +201,9 @@ def test_a_broken_file_is_an_error_once_it_is_needed(sizes, options, file_buffer
 
 
 @given(**cases, bad=st.sets(st.integers(0, 6)), num_replicas=st.integers(1, 3))
-def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, options, file_buffer, bad, num_replicas):
+def test_invalid_files_are_skipped_on_request_without_other_changes(
+    sizes, options, file_buffer, bad, num_replicas
+):
     names = {numbered.names_of(sizes)[file] for file in bad if file < len(sizes)}
     place = {"num_replicas": num_replicas, "rank": num_replicas - 1}
     whole = numbered.epoch_of(numbered.sampler_of(sizes, **options, **place))
@@ -171,21 +214,30 @@ def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, optio
             sizes, reader=reader, on_bad_file="skip", file_buffer=file_buffer, **options, **place
         )
 
-    missing = {sample for name in names for sample in range(*map(int, name[len("numbers://") :].split("-")))}
+    missing = {
+        sample
+        for name in names
+        for sample in range(*map(int, name[len("numbers://") :].split("-")))
+    }
     wanted = [[sample for sample in batch if sample not in missing] for batch in whole]
     sampler = made()
     if num_replicas > 1 and not all(wanted):  # the ranks would not be in step any longer
         for _ in range(2):
             got, error = until_error(sampler, ValueError)
             assert got == wanted[: wanted.index([])]
-            assert f"rank {sampler.rank} could read no sample of batch {len(got)}, unlike the other" in str(error)
+            assert (
+                f"rank {sampler.rank} could read no sample of batch {len(got)}, unlike the other"
+            ) in str(error)
             assert any(name in str(error) for name in names)  # more of them may be met meanwhile
             assert set(sampler.skipped) <= names
         assert_threads_end()
         return
     for _ in range(2):
         assert numbered.samples(sampler) == [batch for batch in wanted if batch]
-    files = {numbered.names_of(sizes)[part.file] for part in numbered.samples_of_rank(sampler, sizes, 0)[0]}
+    files = {
+        numbered.names_of(sizes)[part.file]
+        for part in numbered.samples_of_rank(sampler, sizes, 0)[0]
+    }
     assert set(sampler.skipped) == names & files
     assert len(sampler) == len(whole)
     assert sampler.state_dict()["step"] == len(whole)
@@ -193,10 +245,13 @@ def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, optio
         resumed = made()
         resumed.find_ckpt_position(step)
         assert numbered.samples(resumed) == [batch for batch in wanted[step:] if batch]
-    iteration, resumed = iter(sampler), made()
+    iteration = iter(sampler)
+    resumed = made()
     for _ in iteration:
         resumed.load_state_dict(sampler.state_dict())
-        assert numbered.samples(resumed) == [batch for batch in wanted[sampler.state_dict()["step"] :] if batch]
+        assert numbered.samples(resumed) == [
+            batch for batch in wanted[sampler.state_dict()["step"] :] if batch
+        ]
 
 
 def left_by_break(sampler):

@@ -1,4 +1,6 @@
-"""Simulate so many fits, and print what each seed that fails does: ``python -m tests.simulation SEEDS [FIRST]``."""
+"""Simulate so many fits, and print what each seed that fails does: ``python -m tests.simulation
+SEEDS [FIRST]``.
+"""
 
 import sys
 import time
@@ -12,7 +14,9 @@ from tests.simulation.world import DEATHS
 
 
 def checked(seed: int, run: KnownResults) -> Outcome:
-    """Simulate a seed; raise for it, and not for the next one, if its tasks had other results than before."""
+    """Simulate a seed; raise for it, and not for the next one, if its tasks had other results than
+    before.
+    """
     try:
         return simulate(seed, run=run)
     finally:
@@ -29,7 +33,9 @@ def failure(seed: int, faults: list[Fault] | None = None) -> BaseException | Non
 
 
 def report(seed: int, error: BaseException) -> None:
-    """Print a failing seed as a test, with the fewest faults; with all if it fails after others only."""
+    """Print a failing seed as a test, with the fewest faults; with all if it fails after others
+    only.
+    """
     faults = shrunk(faults_of(seed), lambda kept: failure(seed, list(kept)) is not None)
     alone = failure(seed, faults)
     print(pasted(seed, faults_of(seed) if alone is None else faults, alone or error), flush=True)
@@ -39,7 +45,10 @@ def main(count: int, first: int = 0) -> int:
     """Simulate the seeds; return how many failed."""
     torch.set_num_threads(1)
     run = KnownResults()
-    began, fits, hours, failed = time.process_time(), 0, 0.0, 0
+    began = time.process_time()
+    fits = 0
+    hours = 0.0
+    failed = 0
     for seed in range(first, first + count):
         try:
             outcome = checked(seed, run)
@@ -51,8 +60,8 @@ def main(count: int, first: int = 0) -> int:
             hours += outcome.seconds / 3600
     seconds = time.process_time() - began
     print(
-        f"{count} seeds from {first}, {fits} fits, {failed} failed; "
-        f"{60 * fits / seconds:.0f} fits a minute of a core, {hours / seconds:.1f} virtual hours a second"
+        f"{count} seeds from {first}, {fits} fits, {failed} failed; {60 * fits / seconds:.0f} "
+        f"fits a minute of a core, {hours / seconds:.1f} virtual hours a second"
     )
     return failed
 

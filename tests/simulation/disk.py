@@ -26,13 +26,16 @@ class Change:
 class FaultyDisk(Disk):
     """A real folder, with faults at a ``"disk"`` operation.
 
-    ``full``: there is no space, and half is written. ``cut``: half is written, without an error. ``kill``: the
-    coordinator is killed before it, and in the middle of a write. After ``lose_power`` files that were not synced
-    have any of their bytes, and of the changes of folders that were not synced only the first ones have happened.
+    ``full``: there is no space, and half is written. ``cut``: half is written, without an error.
+    ``kill``: the coordinator is killed before it, and in the middle of a write. After
+    ``lose_power`` files that were not synced have any of their bytes, and of the changes of folders
+    that were not synced only the first ones have happened.
     """
 
     def __init__(self, plan: FaultPlan, draw: random.Random, trash: Path) -> None:
-        self._plan, self._draw, self._trash = plan, draw, trash
+        self._plan = plan
+        self._draw = draw
+        self._trash = trash
         self._changes: list[Change] = []
         self._unsynced: set[Path] = set()
         self._removed = 0
@@ -81,7 +84,9 @@ class FaultyDisk(Disk):
     def rename_safely(self, old: Path, new: Path) -> None:
         """Rename without a fault."""
         self._move(old, new)
-        self._change(old.parent, lambda parent: self._move(parent / new.name, parent / old.name), (old, new))
+        self._change(
+            old.parent, lambda parent: self._move(parent / new.name, parent / old.name), (old, new)
+        )
 
     def remove(self, folder: Path) -> None:
         self._occasion(folder, fails=False)
@@ -93,7 +98,9 @@ class FaultyDisk(Disk):
             self._removed += 1
             kept = self._trash / str(self._removed)
             self._move(folder, kept)
-            self._change(folder.parent, lambda parent: self._move(kept, parent / folder.name), (folder, kept))
+            self._change(
+                folder.parent, lambda parent: self._move(kept, parent / folder.name), (folder, kept)
+            )
 
     def lose_power(self) -> None:
         """Forget some of what was not synced."""
@@ -111,7 +118,9 @@ class FaultyDisk(Disk):
         self._unsynced -= inside
         self._unsynced |= {new / path.relative_to(old) for path in inside}
 
-    def _change(self, folder: Path, undo: Callable[[Path], object], moved: tuple[Path, Path] | None = None) -> None:
+    def _change(
+        self, folder: Path, undo: Callable[[Path], object], moved: tuple[Path, Path] | None = None
+    ) -> None:
         self._changes.append(Change(folder, undo, moved))
 
     def _occasion(self, path: Path, *, writes: bool = False, fails: bool = True) -> str | None:

@@ -1,8 +1,9 @@
-"""Stands in for ZeroMQ: sockets in one process, whose messages are late, lost with a connection, or kill.
+"""Stands in for ZeroMQ: sockets in one process, whose messages are late, lost with a connection, or
+kill.
 
-Only what the package uses. A connection delivers messages in order. It may break at any message: what was on its
-way is lost, in part or all of it, or arrives after messages of the next connection (``stale``). The names are those
-of ``zmq``.
+Only what the package uses. A connection delivers messages in order. It may break at any message:
+what was on its way is lost, in part or all of it, or arrives after messages of the next connection
+(``stale``). The names are those of ``zmq``.
 """
 
 # ruff: noqa: N802
@@ -24,9 +25,10 @@ SECONDS = (0.001, 0.01, 0.01, 0.5)
 CONNECTING = 0.01
 """Seconds that it takes to connect."""
 
-PATIENCE, SHORT = 30.0, 100
-"""Seconds that polls of at most so many milliseconds wait instead, unless something happens; online fits need them
-as they are, and their polls wait longer only after the coordinator's end."""
+PATIENCE = 30.0
+SHORT = 100
+"""Seconds that polls of at most so many milliseconds wait instead, unless something happens; online
+fits need them as they are, and their polls wait longer only after the coordinator's end."""
 
 
 class Again(Exception):  # noqa: N818
@@ -58,7 +60,9 @@ class Link:
     """The connection of one client."""
 
     def __init__(self, zmq: FakeZmq, client: Socket, server: Socket) -> None:
-        self._zmq, self.client, self.server = zmq, client, server
+        self._zmq = zmq
+        self.client = client
+        self.server = server
         self.descriptor = 0
         self.ended = self._lost = False
         zmq.after(CONNECTING, self._connected)
@@ -76,8 +80,11 @@ class Link:
             self.client.notice(FakeZmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, to: Socket, frames: list[bytes]) -> None:
-        zmq, descriptor = self._zmq, self.descriptor
-        self._arrives[to] = max(zmq.events.now + zmq.seconds_of_message(self), self._arrives[to] + 1e-6)
+        zmq = self._zmq
+        descriptor = self.descriptor
+        self._arrives[to] = max(
+            zmq.events.now + zmq.seconds_of_message(self), self._arrives[to] + 1e-6
+        )
 
         def arrive() -> None:
             if not to.closed and not self._lost:
@@ -86,7 +93,9 @@ class Link:
         zmq.after(self._arrives[to] - zmq.events.now, arrive)
 
     def break_off(self, *, stale: bool = False) -> None:
-        """Break, and lose what is on its way; ``stale`` if that arrives, while the client connects again."""
+        """Break, and lose what is on its way; ``stale`` if that arrives, while the client connects
+        again.
+        """
         self._lost = not stale
         if not self.ended:
             self._zmq.after(0.0, self._client_disconnected)
@@ -97,8 +106,13 @@ class Link:
         if self.ended:
             return
         self.ended = True
-        for to, event in ((self.server, self._server_disconnected), (self.client, self._client_disconnected)):
-            self._zmq.after(max(0.0, self._arrives[to] - self._zmq.events.now) + 2 * max(SECONDS), event)
+        for to, event in (
+            (self.server, self._server_disconnected),
+            (self.client, self._client_disconnected),
+        ):
+            self._zmq.after(
+                max(0.0, self._arrives[to] - self._zmq.events.now) + 2 * max(SECONDS), event
+            )
 
     def _server_disconnected(self) -> None:
         self.server.links.pop(self.client.identity, None)
@@ -110,7 +124,8 @@ class Link:
 
 class Socket:
     def __init__(self, zmq: FakeZmq, kind: str) -> None:
-        self._zmq, self._kind = zmq, kind
+        self._zmq = zmq
+        self._kind = kind
         self.process = zmq.events.current.process
         self.identity = b"%d" % len(zmq.sockets)
         self.address = ""
@@ -264,18 +279,31 @@ class Context:
 class FakeZmq:
     """The module ``zmq``, of one simulated network."""
 
-    ROUTER, DEALER, PAIR = "ROUTER", "DEALER", "PAIR"
-    LAST_ENDPOINT, EVENTS = "LAST_ENDPOINT", "EVENTS"
+    ROUTER = "ROUTER"
+    DEALER = "DEALER"
+    PAIR = "PAIR"
+    LAST_ENDPOINT = "LAST_ENDPOINT"
+    EVENTS = "EVENTS"
     RECONNECT_IVL = ROUTER_MANDATORY = RCVHWM = LINGER = HANDSHAKE_IVL = MAXMSGSIZE = "ignored"
     TCP_KEEPALIVE = TCP_KEEPALIVE_IDLE = TCP_KEEPALIVE_INTVL = TCP_KEEPALIVE_CNT = "ignored"
-    POLLIN, POLLOUT, NOBLOCK = 1, 2, 1
-    EVENT_HANDSHAKE_SUCCEEDED, EVENT_ACCEPTED, EVENT_DISCONNECTED = 1, 2, 4
-    EVENT_CLOSED, EVENT_MONITOR_STOPPED = 8, 16
-    EVENT_HANDSHAKE_FAILED_NO_DETAIL = EVENT_HANDSHAKE_FAILED_PROTOCOL = EVENT_HANDSHAKE_FAILED_AUTH = 32
-    ZMQError, Again, Frame = ZMQError, Again, Frame
+    POLLIN = 1
+    POLLOUT = 2
+    NOBLOCK = 1
+    EVENT_HANDSHAKE_SUCCEEDED = 1
+    EVENT_ACCEPTED = 2
+    EVENT_DISCONNECTED = 4
+    EVENT_CLOSED = 8
+    EVENT_MONITOR_STOPPED = 16
+    EVENT_HANDSHAKE_FAILED_NO_DETAIL = EVENT_HANDSHAKE_FAILED_PROTOCOL = (
+        EVENT_HANDSHAKE_FAILED_AUTH
+    ) = 32
+    ZMQError = ZMQError
+    Again = Again
+    Frame = Frame
 
     def __init__(self, events: FiberEvents, plan: FaultPlan) -> None:
-        self.events, self._plan = events, plan
+        self.events = events
+        self._plan = plan
         self.bound: dict[str, Socket] = {}
         self.sockets: list[Socket] = []
         self.monitored: dict[str, Monitor] = {}
@@ -307,19 +335,23 @@ class FakeZmq:
 
     def wait(self, condition: Callable[[], bool], milliseconds: float) -> None:
         """Wait, for longer than told where nothing depends on it."""
-        changes, patient = self.events.changes, self.events.patient or self._plan.killed
+        changes = self.events.changes
+        patient = self.events.patient or self._plan.killed
         if 0 < milliseconds <= SHORT and patient:
             self.events.wait(lambda: condition() or self.events.changes != changes, PATIENCE)
         else:
             self.events.wait(condition, milliseconds / 1000)
 
     def seconds_of_message(self, link: Link) -> float:
-        """Return how long a message takes; a fault may break the connection, or end the client's process."""
+        """Return how long a message takes; a fault may break the connection, or end the client's
+        process.
+        """
         seconds = self.events.draw.choice(SECONDS)
         for fault in self._plan.at("message"):
             if fault.kind == "late":
                 seconds += fault.seconds
-            if fault.kind in ("cut", "double", "stale"):  # what comes twice on one connection breaks it
+            # What comes twice on one connection breaks it.
+            if fault.kind in ("cut", "double", "stale"):
                 self.after(seconds / 2, partial(link.break_off, stale=fault.kind == "stale"))
             if fault.kind == "die" and link.client.process is not COORDINATOR:
                 self.after(seconds / 2, lambda: self.events.kill(link.client.process))

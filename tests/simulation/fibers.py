@@ -1,8 +1,10 @@
-"""Threads that run one at a time and change where they wait, so that a seed repeats what many of them do.
+"""Threads that run one at a time and change where they wait, so that a seed repeats what many of
+them do.
 
-``FiberEvents`` is the clock and the scheduler. ``FakeThreading`` stands in for the module ``threading``: what waits
-there lets others run, and when nobody can, the next event happens. A fiber is a greenlet, as threads of the system
-take ten times as long to change; the code that runs in it is that of the package.
+``FiberEvents`` is the clock and the scheduler. ``FakeThreading`` stands in for the module
+``threading``: what waits there lets others run, and when nobody can, the next event happens. A
+fiber is a greenlet, as threads of the system take ten times as long to change; the code that runs
+in it is that of the package.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from greenlet import getcurrent, greenlet
 from tests.simulation.engine import CoordinatorKilled, Events, FaultPlan, ProcessDied
 
 SURVIVAL = 86_400.0
-"""Seconds within which all processes end after that of the coordinator: a poll of 0.1 s takes up to 30 s here."""
+"""Seconds within which all processes end after that of the coordinator: a poll of 0.1 s takes up to
+30 s here.
+"""
 
 MOST_EVENTS = 200_000
 """Many more than any simulation has: something waits for ever."""
@@ -32,10 +36,13 @@ class FiberKilled(ProcessDied):
 
 
 class Fiber:
-    """A greenlet, whether it may go on, and the process that it belongs to: that of the fiber that started it."""
+    """A greenlet, whether it may go on, and the process that it belongs to: that of the fiber that
+    started it.
+    """
 
     def __init__(self, process: object, name: str = "main") -> None:
-        self.process, self.name = process, name
+        self.process = process
+        self.name = name
         self.ready: Callable[[], bool] = lambda: True
         self.killed = self.finished = False
         self.greenlet = getcurrent()
@@ -64,7 +71,9 @@ class FiberEvents(Events):
         """Start a process that does this."""
         self.start(action, process=object())
 
-    def start(self, action: Callable[[], None], process: object = None, name: str = "task") -> Fiber:
+    def start(
+        self, action: Callable[[], None], process: object = None, name: str = "task"
+    ) -> Fiber:
         """Start a fiber in this process or another one."""
         fiber = Fiber(process or self.current.process, name)
         self.fibers.append(fiber)
@@ -91,7 +100,8 @@ class FiberEvents(Events):
         """End all fibers of a process: they raise where they wait."""
         for fiber in list(self.fibers):
             if fiber.process is process:
-                fiber.killed, fiber.ready = True, lambda: True
+                fiber.killed = True
+                fiber.ready = lambda: True
         for action in self.at_end:
             action(process)
 
@@ -101,20 +111,26 @@ class FiberEvents(Events):
         self._check_alive()
 
     def kill_coordinator(self) -> None:
-        """End the coordinator's process; its main thread raises ``CoordinatorKilled`` wherever it waits."""
+        """End the coordinator's process; its main thread raises ``CoordinatorKilled`` wherever it
+        waits.
+        """
         self._plan.killed = self._main.killed = True
         self._main.ready = lambda: True
         self.kill(COORDINATOR)
 
     def outlive_coordinator(self) -> None:
-        """Let the other processes go on until all have ended; raise ``RuntimeError`` if one of them does not."""
+        """Let the other processes go on until all have ended; raise ``RuntimeError`` if one of them
+        does not.
+        """
         self.kill(COORDINATOR)
         self._main.killed = False
         until = self.clock() + SURVIVAL
         while self.fibers:
             if self.clock() > until or not self.step():
                 waiting = sorted({fiber.name for fiber in self.fibers})
-                raise RuntimeError(f"{SURVIVAL} s after the end of the coordinator there are {waiting}")
+                raise RuntimeError(
+                    f"{SURVIVAL} s after the end of the coordinator there are {waiting}"
+                )
 
     def kill_all(self) -> None:
         """End all fibers; that of the coordinator's main thread goes on as another process."""
@@ -151,7 +167,9 @@ class FiberEvents(Events):
         return super().step()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Let others run until the condition holds, or the time is over; return whether it holds."""
+        """Let others run until the condition holds, or the time is over; return whether it
+        holds.
+        """
         over = [False]
         if timeout is not None and not condition():
             self.after(max(0.0, timeout), lambda: over.__setitem__(0, True))
@@ -195,7 +213,9 @@ class FakeThreading:
         self._threads: dict[Fiber, FakeThread] = {}
         self._main = threading.main_thread()
 
-    def Thread(self, target: Callable[..., object], args: Any = (), name: str = "", **_: Any) -> FakeThread:  # noqa: N802
+    def Thread(
+        self, target: Callable[..., object], args: Any = (), name: str = "", **_: Any
+    ) -> FakeThread:  # noqa: N802
         return FakeThread(self._events, self._threads, lambda: target(*args), name)
 
     def Event(self) -> FakeEvent:  # noqa: N802
@@ -222,9 +242,16 @@ class FakeThreading:
 
 class FakeThread:
     def __init__(
-        self, events: FiberEvents, threads: dict[Fiber, FakeThread], target: Callable[[], object], name: str
+        self,
+        events: FiberEvents,
+        threads: dict[Fiber, FakeThread],
+        target: Callable[[], object],
+        name: str,
     ) -> None:
-        self._events, self._threads, self._target, self._name = events, threads, target, name
+        self._events = events
+        self._threads = threads
+        self._target = target
+        self._name = name
         self._fiber: Fiber | None = None
 
     def start(self) -> None:
@@ -241,7 +268,8 @@ class FakeThread:
 
 class FakeEvent:
     def __init__(self, events: FiberEvents) -> None:
-        self._events, self._set = events, False
+        self._events = events
+        self._set = False
 
     def set(self) -> None:
         self._set = True
@@ -268,7 +296,9 @@ class FakeLock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         own = self._events.current
         seconds = 0.0 if not blocking else None if timeout < 0 else timeout
-        if not self._events.wait(lambda: self._owner in (None, own) or self._owner.finished, seconds):
+        if not self._events.wait(
+            lambda: self._owner in (None, own) or self._owner.finished, seconds
+        ):
             return False
         self.depth = self.depth + 1 if self._owner is own else 1
         self._owner = own
@@ -281,7 +311,9 @@ class FakeLock:
 
     def give_up(self) -> int:
         """Release it whole; return how often it was acquired."""
-        depth, self.depth, self._owner = self.depth, 0, None
+        depth = self.depth
+        self.depth = 0
+        self._owner = None
         return depth
 
     def locked(self) -> bool:
@@ -296,9 +328,11 @@ class FakeLock:
 
 class FakeCondition:
     def __init__(self, events: FiberEvents, lock: FakeLock) -> None:
-        self._events, self._lock = events, lock
+        self._events = events
+        self._lock = lock
         self._notified = 0
-        self.acquire, self.release = lock.acquire, lock.release
+        self.acquire = lock.acquire
+        self.release = lock.release
 
     def __enter__(self) -> bool:
         return self._lock.acquire()

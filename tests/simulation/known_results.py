@@ -1,4 +1,6 @@
-"""``KnownResults``: what tasks have come to, so that many simulations of the same fits train each round once."""
+"""``KnownResults``: what tasks have come to, so that many simulations of the same fits train each
+round once.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +21,12 @@ MOST = 50_000
 
 
 class KnownResults:
-    """Encoded results of tasks that have run, by their functions and encoded inputs, over many simulations.
+    """Encoded results of tasks that have run, by their functions and encoded inputs, over many
+    simulations.
 
-    A task is a function of its inputs, as it reads the same time of the day here whenever it runs. This is checked:
-    one in ``CHECKED`` tasks whose results are known runs all the same, and ``check`` raises if they differ.
+    A task is a function of its inputs, as it reads the same time of the day here whenever it runs.
+    This is checked: one in ``CHECKED`` tasks whose results are known runs all the same, and
+    ``check`` raises if they differ.
     """
 
     def __init__(self) -> None:
@@ -31,7 +35,9 @@ class KnownResults:
         """How often the results of a task were known."""
         self._differences: list[str] = []
 
-    def __call__(self, task: Task, inputs: Sequence[Any], run: Callable[[], list[Bytes]]) -> list[Bytes]:
+    def __call__(
+        self, task: Task, inputs: Sequence[Any], run: Callable[[], list[Bytes]]
+    ) -> list[Bytes]:
         """Return the results of a task, which ``run`` runs if they are not known.
 
         Raises what ``run`` raises.
@@ -46,15 +52,19 @@ class KnownResults:
         self.found += 1
         if self.found % CHECKED == 0 and _bits(results := run()) != _bits(known):
             values = [[decode(result) for result in each] for each in (results, known)]
-            self._differences.append(f"{task.function!r} has different results for the same inputs: {values}")
+            self._differences.append(
+                f"{task.function!r} has different results for the same inputs: {values}"
+            )
         return known
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if tasks had other results than before, since the last call.
 
-        They do not raise themselves: what comes of a task may be lost, as that of one that runs twice.
+        They do not raise themselves: what comes of a task may be lost, as that of one that runs
+        twice.
         """
-        differences, self._differences = self._differences, []
+        differences = self._differences
+        self._differences = []
         if differences:
             raise RuntimeError(differences[0])
 
@@ -71,7 +81,9 @@ def _bits(results: Sequence[Bytes]) -> list[bytes]:
 
 def _key(task: Task, inputs: Sequence[Any]) -> bytes:
     """Return a digest of a task's function, inputs and number of results."""
-    data, buffers = dumps((task.function, task.resources.cpus, len(task.outputs), _with_digests(inputs)))
+    data, buffers = dumps(
+        (task.function, task.resources.cpus, len(task.outputs), _with_digests(inputs))
+    )
     digest = blake2b(data)
     for buffer in buffers:
         digest.update(buffer)

@@ -21,7 +21,9 @@ from tests.simulation.scenarios import Scenario, scenario_of
 from tests.simulation.world import World
 
 UNANSWERED = 600 * PATIENCE
-"""Seconds without an answer after which a parameter server is taken for dead: 60, counted as 0.1 a poll."""
+"""Seconds without an answer after which a parameter server is taken for dead: 60, counted as 0.1 a
+poll.
+"""
 
 
 class Violation(AssertionError):  # noqa: N818 - what is found, not what went wrong here
@@ -30,7 +32,9 @@ class Violation(AssertionError):  # noqa: N818 - what is found, not what went wr
 
 @cache
 def reference(number: int) -> tuple[dict[str, Any], Any]:
-    """Return the parameters and the history of a fit without faults, on the serial engine and without a server."""
+    """Return the parameters and the history of a fit without faults, on the serial engine and
+    without a server.
+    """
     scenario = scenario_of(number)
     if scenario.served:
         scenario = replace(scenario, options={**scenario.options, "merge": "commutative"})
@@ -51,10 +55,18 @@ def check_error(world: World, error: Exception, since: int) -> None:
     was_cut = "cut" in {fault.kind for fault in world.plan.fired}
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     lost = isinstance(error, WorkerLostError) and " died" in text
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC and str(world.root.parent) in text
+    full = (
+        isinstance(error, OSError)
+        and error.errno == errno.ENOSPC
+        and str(world.root.parent) in text
+    )
     damaged = isinstance(error, BadCheckpointError) and str(world.root) in text
     explained = (lost and kinds & {"die", "mute", "vanish"}) or (full and "full" in kinds)
-    unanswered = isinstance(error, TimeoutError) and "has not answered" in text and _lateness(fired) >= UNANSWERED
+    unanswered = (
+        isinstance(error, TimeoutError)
+        and "has not answered" in text
+        and _lateness(fired) >= UNANSWERED
+    )
     if not (explained or (damaged and was_cut) or unanswered):
         raise Violation("".join(traceback.format_exception(error)))
     if isinstance(error, BadCheckpointError):
@@ -63,7 +75,9 @@ def check_error(world: World, error: Exception, since: int) -> None:
 
 def _lateness(fired: list[Fault]) -> float:
     """Return how many seconds messages were late, all together."""
-    return sum(fault.seconds for fault in fired if fault.kind == "late" and fault.place == "message")
+    return sum(
+        fault.seconds for fault in fired if fault.kind == "late" and fault.place == "message"
+    )
 
 
 def _repair(world: World, error: BadCheckpointError) -> None:
@@ -80,7 +94,9 @@ def check_checkpoints(world: World, checkpoint: Checkpoint) -> None:
     found = list_checkpoints(world.folder)
     written = checkpoint.path
     if written is not None and written not in found.values():
-        raise Violation(f"the checkpoint {written.name} was written, and there are those of {list(found)}")
+        raise Violation(
+            f"the checkpoint {written.name} was written, and there are those of {list(found)}"
+        )
     for number, path in found.items():
         if len(history := read_checkpoint(path)["history"]) != number + 1:
             raise Violation(f"the checkpoint of round {number} has {len(history)} records")
@@ -92,17 +108,21 @@ def check_engine(engine: SimulatedEngine) -> None:
         raise Violation(f"the engine still holds {sorted(engine.values.held)}")
 
 
-def check_end(world: World, number: int, trainer: DistributedTrainer, checkpoint: Checkpoint) -> None:
+def check_end(
+    world: World, number: int, trainer: DistributedTrainer, checkpoint: Checkpoint
+) -> None:
     """The fit came to what it comes to without faults."""
     scenario = scenario_of(number)
     parameters, expected = reference(number)
-    ours, history = trainer.get_parameters(), numbers_of(list(trainer.history))
+    ours = trainer.get_parameters()
+    history = numbers_of(list(trainer.history))
     for field in ("round", "samples"):
         if [record[field] for record in history] != [record[field] for record in expected]:
             raise Violation(f"{field} of the rounds: {[record[field] for record in history]}")
     if scenario.net == "ledger":
         times = scenario.workers * ours["weight"]
-        # Alone, a change of one of two workers counts twice, and each of them is alone as often as the other.
+        # Alone, a change of one of two workers counts twice, and each of them is alone as often as
+        # the other.
         fixed = scenario.options.get("quorum") in (None, 0, 1)
         most = scenario.epochs * (1 if fixed else scenario.workers)
         if not (np.all(times == times[0, 0]) and scenario.epochs <= times[0, 0] <= most):
@@ -119,7 +139,8 @@ def check_end(world: World, number: int, trainer: DistributedTrainer, checkpoint
 
 def _check_files(world: World, scenario: Scenario, trainer: DistributedTrainer) -> None:
     """The log has all rounds, the newest checkpoints are there, and nothing else."""
-    logged = [json.loads(line) for line in world.log.read_text().splitlines()]  # load leaves out what is repeated
+    # Load leaves out what is repeated.
+    logged = [json.loads(line) for line in world.log.read_text().splitlines()]
     if [record["ended"] for record in logged[-len(trainer.history) :]] != [
         each["ended"] for each in trainer.history
     ]:

@@ -15,10 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from compss_train import BufferSpec, DistributedTrainer, SampleSender, SimulationError, WorkerLostError
+from compss_train import (
+    BufferSpec,
+    DistributedTrainer,
+    SampleSender,
+    SimulationError,
+    WorkerLostError,
+)
 from compss_train.exceptions import TrainingEndedError
 from compss_train.online.stream import worker_of
-from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, read_latest_checkpoint
+from compss_train.training.checkpoints import (
+    list_checkpoints,
+    read_checkpoint,
+    read_latest_checkpoint,
+)
 from tests.online.fits import build_trainer, online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -34,7 +44,8 @@ from tests.simulation.fibers import FiberEvents
 from tests.simulation.laws import Violation, check_checkpoints, check_engine
 from tests.simulation.world import DEATHS, World
 
-SAMPLES, EACH = 24, 6
+SAMPLES = 24
+EACH = 6
 """Samples of a fit, and of each of its simulations, or of a sender, which has the last ones."""
 
 KINDS = {
@@ -59,7 +70,9 @@ REPEATING = {"die", "mute", "cut", "double", "stale", "jump"}
 
 @dataclass(frozen=True)
 class FailAt:
-    """Fails at a sample each time that its simulation runs, so that this is given up; at none by default."""
+    """Fails at a sample each time that its simulation runs, so that this is given up; at none by
+    default.
+    """
 
     at: int = SAMPLES
 
@@ -70,14 +83,21 @@ class FailAt:
     @property
     def yielded(self) -> list[int]:
         """The numbers of all samples that are sent."""
-        return [number for number in range(SAMPLES) if number < self.at or number // EACH != self.at // EACH]
+        return [
+            number
+            for number in range(SAMPLES)
+            if number < self.at or number // EACH != self.at // EACH
+        ]
 
 
 class Sender:
-    """A program that sends the last samples; it is started again if it dies, or meets no fit in time."""
+    """A program that sends the last samples; it is started again if it dies, or meets no fit in
+    time.
+    """
 
     def __init__(self, events: FiberEvents, name: str | None) -> None:
-        self._events, self._name = events, name
+        self._events = events
+        self._name = name
         self._process: object = None
         self._has_ended = False
         events.start(self._run, process=object(), name="starter of a sender")
@@ -96,7 +116,9 @@ class Sender:
             self._has_ended = True
 
     def interrupt(self) -> None:
-        """Start it no more; end it if it has a name, and would wait for the next program without a limit."""
+        """Start it no more; end it if it has a name, and would wait for the next program without a
+        limit.
+        """
         self._has_ended = True
         if self._name is not None:
             self._events.kill(self._process)
@@ -111,7 +133,9 @@ class OnlineEvents(FiberEvents):
 
 def options_of(draw: random.Random) -> dict[str, Any]:
     """Draw a fit."""
-    buffer = draw.choice([BufferSpec("FIFO", 16), BufferSpec("FIRO", 16, threshold=4), BufferSpec("FIFO", 5)])
+    buffer = draw.choice(
+        [BufferSpec("FIFO", 16), BufferSpec("FIRO", 16, threshold=4), BufferSpec("FIFO", 5)]
+    )
     return {
         "count": draw.choice([1, 2]),
         "buffer": buffer,
@@ -126,12 +150,16 @@ def options_of(draw: random.Random) -> dict[str, Any]:
 def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, int, float]:
     """Run an online fit with faults until it is complete, or has failed as it may.
 
-    Returns the faults that have happened, how many programs were started, and the virtual seconds. Raises
-    ``Violation``.
+    Returns the faults that have happened, how many programs were started, and the virtual seconds.
+    Raises ``Violation``.
     """
     draw = random.Random(f"online {seed}")
-    workers, options = draw.choice([1, 2]), options_of(draw)
-    fails, options["retries"] = FailAt(draw.choice([SAMPLES, draw.randint(1, SAMPLES)])), draw.choice([0, 2])
+    workers = draw.choice([1, 2])
+    options = options_of(draw)
+    fails, options["retries"] = (
+        FailAt(draw.choice([SAMPLES, draw.randint(1, SAMPLES)])),
+        draw.choice([0, 2]),
+    )
     options["senders"] = draw.choice([(), (), ("solver",), (None,)])
     if options["senders"] and fails.at >= SAMPLES - EACH:
         fails = FailAt()
@@ -146,14 +174,17 @@ def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, int,
 def _run(world: World, workers: int, fails: FailAt, options: dict[str, Any]) -> bool:
     """Start the program, which goes on from its last save; return whether it has ended."""
     before = len(world.plan.fired)
-    checkpoint, engine = world.checkpoint(), world.engine()
+    checkpoint = world.checkpoint()
+    engine = world.engine()
     trainer = build_trainer(engine, workers, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     trainer.clock = world.events.clock
     names = options["senders"]
     inputs = split_range(SAMPLES - EACH * len(names), EACH)
     sent = {"senders": len(names), **(ADDRESS if names else {})}
     study = {"callbacks": [checkpoint], "resume": True, **options, **sent}
-    senders = [Sender(world.events, name) for name in names if name is not None or not _is_complete(world)]
+    senders = [
+        Sender(world.events, name) for name in names if name is not None or not _is_complete(world)
+    ]
     try:
         online(trainer, OneHotSimulation(SAMPLES, fails), inputs, **study)
         trainer.close()
@@ -187,32 +218,56 @@ def _check_error(world: World, error: BaseException, since: int) -> None:
     fired = world.plan.fired[since:]
     deadly = [fault for fault in fired if fault.kind in REPEATING]
     lost = isinstance(error, WorkerLostError | SimulationError) and len(deadly) > 2
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC and str(world.root.parent) in str(error)
+    full = (
+        isinstance(error, OSError)
+        and error.errno == errno.ENOSPC
+        and str(world.root.parent) in str(error)
+    )
     if not (lost or (full and any(fault.kind == "full" for fault in fired))):
         raise Violation("".join(traceback.format_exception(error)))
 
 
 def _check_saves(world: World, workers: int) -> None:
-    """Workers have all samples of a sender that a save holds as complete, unless one has died since it ended."""
+    """Workers have all samples of a sender that a save holds as complete, unless one has died since
+    it ended.
+    """
     if REPEATING & {fault.kind for fault in world.plan.fired}:
         return
     for path in list_checkpoints(world.folder).values():
         study = read_checkpoint(path)["study"]
-        for (stream, samples), worker in itertools.product(study["senders"]["completed"], range(workers)):
+        for (stream, samples), worker in itertools.product(
+            study["senders"]["completed"], range(workers)
+        ):
             part = study["workers"][worker]
-            own = [number for number in range(samples) if worker_of(stream, number, workers, whole=False) == worker]
-            if own and part["repetitions"] is None and dict(part["offsets"].tolist()).get(stream, 0) <= own[-1]:
-                raise Violation(f"worker {worker} lacks samples of the sender that {path.name} holds as complete")
+            own = [
+                number
+                for number in range(samples)
+                if worker_of(stream, number, workers, whole=False) == worker
+            ]
+            if (
+                own
+                and part["repetitions"] is None
+                and dict(part["offsets"].tolist()).get(stream, 0) <= own[-1]
+            ):
+                raise Violation(
+                    f"worker {worker} lacks samples of the sender that {path.name} "
+                    "holds as complete"
+                )
 
 
 def _check_samples(
-    trainer: DistributedTrainer, workers: int, fails: FailAt, senders: Sequence[str | None], fired: set[str]
+    trainer: DistributedTrainer,
+    workers: int,
+    fails: FailAt,
+    senders: Sequence[str | None],
+    fired: set[str],
 ) -> None:
-    """Each sample that was sent is trained once over the lives of the program, however often it was killed.
+    """Each sample that was sent is trained once over the lives of the program, however often it was
+    killed.
 
-    More often only if a worker has died and its program went on, or by a sender without a name, which each program
-    gets all samples of; never only if a simulation was skipped, or by a sender that has died, or ended before a
-    worker did.
+    More often only if a worker has died and its program went on, or by a sender without a name,
+    which each program gets all samples of; never only if a simulation was skipped, or by a sender
+    that has died, or ended before a worker did.
     """
     counts = sample_counts(trainer.get_parameters(), workers)
     trained = [counts[number] for number in fails.yielded]

@@ -1,8 +1,9 @@
-"""Plant bugs one at a time, and see whether simulations find them: ``python -m tests.simulation.planting``.
+"""Plant bugs one at a time, and see whether simulations find them: ``python -m
+tests.simulation.planting``.
 
-Each patch in ``planted`` is a bug. It is applied to a copy of the package, on which seeds are simulated until one
-fails, or for so many seconds of a core. If that seed
-fails without the bug, too, it has not found it.
+Each patch in ``planted`` is a bug. It is applied to a copy of the package, on which seeds are
+simulated until one fails, or for so many seconds of a core. If that seed fails without the bug,
+too, it has not found it.
 """
 
 import os
@@ -27,15 +28,20 @@ SEARCH = "import sys; from tests.simulation.planting import search; search(float
 def planted(patch: Path, folder: Path) -> None:
     """Copy the package and its tests to a folder, with the bug."""
     for name in ("compss_train", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "planted"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "planted")
+        )
     subprocess.run(["git", "apply", str(patch)], cwd=folder, check=True)
 
 
 def search(seconds: float) -> None:
-    """Simulate seeds until one fails; print it, the seconds of the processor that it took, and the failure."""
+    """Simulate seeds until one fails; print it, the seconds of the processor that it took, and the
+    failure.
+    """
     run = KnownResults()
     torch.set_num_threads(1)
-    began, seed = time.process_time(), 0
+    began = time.process_time()
+    seed = 0
     while (spent := time.process_time() - began) < seconds:
         try:
             checked(seed, run)

@@ -1,4 +1,6 @@
-"""What is simulated: small fits of all kinds, drawn from a number, and what they should end with."""
+"""What is simulated: small fits of all kinds, drawn from a number, and what they should end
+with.
+"""
 
 import random
 from dataclasses import dataclass, field, fields, replace
@@ -15,18 +17,23 @@ from compss_train.engines import Engine
 from compss_train.training.callback import Callback
 from tests.helpers.models import awkward_net, classification
 
-SCENARIOS, SERVED = 97, 16
+SCENARIOS = 97
+SERVED = 16
 """How many different fits there are, without a parameter server and with one."""
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 PLAIN = {"shuffle", "merge", "every", "unit"}
-"""The options of a synchronous fit and its ``Merge`` that keeps nothing but its workers' optimizers."""
+"""The options of a synchronous fit and its ``Merge`` that keeps nothing but its workers'
+optimizers.
+"""
 
 SAMPLES = 32
 
 
 def ledger() -> nn.Module:
-    """A network that counts how often each sample is trained: its weights, with the loss and optimizer below."""
+    """A network that counts how often each sample is trained: its weights, with the loss and
+    optimizer below.
+    """
     net = nn.Linear(SAMPLES, 1, bias=False)
     nn.init.zeros_(net.weight)
     return net
@@ -72,23 +79,37 @@ class Scenario:
     @property
     def fit_options(self) -> dict[str, Any]:
         """The options of ``fit``, with those of its ``Merge`` in one."""
-        merging = {each.name: self.options[each.name] for each in fields(Merge) if each.name in self.options}
+        merging = {
+            each.name: self.options[each.name]
+            for each in fields(Merge)
+            if each.name in self.options
+        }
         others = {name: value for name, value in self.options.items() if name not in merging}
         return {**others, "merge": Merge(self.options["merge"], **merging)}
 
     @property
     def checkpoint(self) -> dict[str, Any]:
         """The options of its checkpoints."""
-        return {"every": self.every, "keep": self.keep, "best": "val_loss" if self.validated else None}
+        return {
+            "every": self.every,
+            "keep": self.keep,
+            "best": "val_loss" if self.validated else None,
+        }
 
     def trainer(self, engine: Engine) -> DistributedTrainer:
         trainer = DistributedTrainer(self.workers, engine=engine, seed=5, threads=1)
         schedule = {"schedule": half_each_epoch} if self.scheduled else {}
         if self.net == "ledger":
-            trainer.build(ledger(), {"optimizer": "sgd", "lr": float(self.batch_size)}, negative_mean)
+            trainer.build(
+                ledger(), {"optimizer": "sgd", "lr": float(self.batch_size)}, negative_mean
+            )
         else:
             trainer.build(
-                awkward_net(), {"optimizer": self.optimizer, "lr": 0.01}, "cross_entropy", "accuracy", **schedule
+                awkward_net(),
+                {"optimizer": self.optimizer, "lr": 0.01},
+                "cross_entropy",
+                "accuracy",
+                **schedule,
             )
         return trainer
 
@@ -96,7 +117,9 @@ class Scenario:
         x, y = data_of(self.net)
         shape = self.blocks, 1
         stopping = (
-            [] if self.patience is None else [EarlyStopping("val_loss", patience=self.patience, min_delta=1.0)]
+            []
+            if self.patience is None
+            else [EarlyStopping("val_loss", patience=self.patience, min_delta=1.0)]
         )
         trainer.fit(
             BlockedTensor.from_array(x, shape),
@@ -185,7 +208,9 @@ def _awkward_scenario(draw: random.Random) -> Scenario:
 
 
 def _with_more(scenario: Scenario, draw: random.Random) -> Scenario:
-    """Add what workers or merges keep from round to round, and see that there are several rounds then."""
+    """Add what workers or merges keep from round to round, and see that there are several rounds
+    then.
+    """
     if scenario.options["merge"] == "commutative":
         options = {**scenario.options, **_commutative_refinement(draw, scenario)}
         return replace(scenario, epochs=max(2, scenario.epochs), options=options)
@@ -198,7 +223,9 @@ def _with_more(scenario: Scenario, draw: random.Random) -> Scenario:
 
 
 def _with_quorum(scenario: Scenario, draw: random.Random) -> Scenario:
-    """Have workers merge alone, all together, or some of them, and then be late where no checkpoint is due."""
+    """Have workers merge alone, all together, or some of them, and then be late where no checkpoint
+    is due.
+    """
     options = scenario.options
     if options["merge"] != "commutative" or options.get("rule") == "halving":
         return scenario
@@ -206,7 +233,8 @@ def _with_quorum(scenario: Scenario, draw: random.Random) -> Scenario:
     scenario = replace(scenario, options={**options, "quorum": quorum})
     if quorum in (0, 1) or scenario.patience is not None:
         return scenario
-    options = {**scenario.options, "shuffle": None, "unit": "epochs"}  # so that the law of the ledger is exact
+    # So that the law of the ledger is exact.
+    options = {**scenario.options, "shuffle": None, "unit": "epochs"}
     return replace(scenario, workers=2, blocks=4, processes=3, epochs=6, every=4, options=options)
 
 

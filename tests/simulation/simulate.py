@@ -1,4 +1,6 @@
-"""Run a fit with faults as a user would, starting it again until it is complete, and check what must be so."""
+"""Run a fit with faults as a user would, starting it again until it is complete, and check what
+must be so.
+"""
 
 import itertools
 import random
@@ -14,7 +16,14 @@ from tests.simulation import online
 from tests.simulation.engine import Events, Fault, FaultPlan
 from tests.simulation.engine.processes import Runner, run_always
 from tests.simulation.fibers import FiberEvents
-from tests.simulation.laws import Violation, check_checkpoints, check_end, check_engine, check_error, reference
+from tests.simulation.laws import (
+    Violation,
+    check_checkpoints,
+    check_end,
+    check_engine,
+    check_error,
+    reference,
+)
 from tests.simulation.online import simulate_online
 from tests.simulation.scenarios import number_of, scenario_of
 from tests.simulation.world import DEATHS, World
@@ -58,7 +67,9 @@ def simulate(seed: int, faults: Sequence[Fault] | None = None, run: Runner = run
     return _simulate(seed, faults_of(seed) if faults is None else faults, run)[0]
 
 
-def _simulate(seed: int, faults: Sequence[Fault], run: Runner = run_always) -> tuple[Outcome, FaultPlan]:
+def _simulate(
+    seed: int, faults: Sequence[Fault], run: Runner = run_always
+) -> tuple[Outcome, FaultPlan]:
     if is_online(seed):
         plan, fits, seconds = simulate_online(seed, faults)
         return Outcome(fits, seconds, len(plan.fired)), plan
@@ -136,14 +147,18 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
 
 
 def shrunk(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
-    """Return faults with which it fails, and no longer does if any one of them is left out (Zeller's ddmin)."""
-    left, parts = list(faults), 2
+    """Return faults with which it fails, and no longer does if any one of them is left out
+    (Zeller's ddmin).
+    """
+    left = list(faults)
+    parts = 2
     while left:
         size = -(-len(left) // parts)
         cuts = range(0, len(left), size)
         rest = next((kept for cut in cuts if fails(kept := left[:cut] + left[cut + size :])), None)
         if rest is not None:
-            left, parts = rest, max(2, parts - 1)
+            left = rest
+            parts = max(2, parts - 1)
         elif size == 1:
             break
         else:
@@ -153,9 +168,18 @@ def shrunk(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) ->
 
 def pasted(seed: int, faults: Sequence[Fault], error: BaseException) -> str:
     """Return the source of a test that fails."""
-    lines = [f"        Fault({fault.kind!r}, {fault.place!r}, {fault.at}, {fault.seconds})," for fault in faults]
+    lines = [
+        f"        Fault({fault.kind!r}, {fault.place!r}, {fault.at}, {fault.seconds}),"
+        for fault in faults
+    ]
     given = ["    faults = [", *lines, "    ]"] if lines else ["    faults = []"]
     said = [*str(error).splitlines(), *getattr(error, "__notes__", ())] or [type(error).__name__]
     return "\n".join(
-        [f"def test_seed_{seed}():", f"    # {said[-1][:100]}", *given, f"    simulate({seed}, faults)", ""]
+        [
+            f"def test_seed_{seed}():",
+            f"    # {said[-1][:100]}",
+            *given,
+            (f"    simulate({seed}, faults)"),
+            "",
+        ]
     )

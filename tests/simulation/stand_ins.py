@@ -30,7 +30,9 @@ def virtual_time(events: Events) -> Iterator[None]:
     """Have programs read the virtual clock wherever they read the time."""
     clocks = dict.fromkeys(("monotonic", "perf_counter"), events.clock)
     sleep = partial(events.wait, lambda: False) if isinstance(events, FiberEvents) else time.sleep
-    with patch.multiple(time, **clocks, time=lambda: EPOCH + events.clock() + events.wall, sleep=sleep):
+    with patch.multiple(
+        time, **clocks, time=lambda: EPOCH + events.clock() + events.wall, sleep=sleep
+    ):
         yield
 
 
@@ -61,4 +63,9 @@ def simulated_modules(events: FiberEvents, plan: FaultPlan) -> Iterator[None]:
 def _uses(replaced: tuple[int, ...], loaded: int) -> list[tuple[ModuleType, str]]:
     """Return the modules of the package, with each name by which they use one of these objects."""
     own = [module for name, module in sys.modules.items() if name.startswith("compss_train.")]
-    return [(module, name) for module in own for name, value in vars(module).items() if id(value) in replaced]
+    return [
+        (module, name)
+        for module in own
+        for name, value in vars(module).items()
+        if id(value) in replaced
+    ]

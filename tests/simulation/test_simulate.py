@@ -39,13 +39,21 @@ def test_the_planted_bugs_are_there_to_be_found():
 @pytest.mark.timeout(1800)
 def test_planted_bugs_are_found(capsys):
     main(100.0)
-    found, planted = map(int, capsys.readouterr().out.splitlines()[-1].removesuffix(" found").split(" of "))
+    found, planted = map(
+        int, capsys.readouterr().out.splitlines()[-1].removesuffix(" found").split(" of ")
+    )
     assert found >= 0.9 * planted
 
 
 def test_nothing_waits_by_the_time_of_the_day():
-    """It may be set back: it goes into records and file names, and deadlines are those of a monotonic clock."""
-    users = {path.stem for path in (ROOT / "compss_train").rglob("*.py") if "time.time()" in path.read_text()}
+    """It may be set back: it goes into records and file names, and deadlines are those of a
+    monotonic clock.
+    """
+    users = {
+        path.stem
+        for path in (ROOT / "compss_train").rglob("*.py")
+        if "time.time()" in path.read_text()
+    }
     assert users == {"files", "records", "rounds", "train"}
 
 
@@ -92,11 +100,15 @@ def test_what_threads_have_ended_with_is_part_of_the_failure():
             if error is not None:
                 raise error
 
-    with pytest.raises(ExceptionGroup, match=r"threads ended with errors, the first with KeyError\('lost'\)"):
+    with pytest.raises(
+        ExceptionGroup, match=r"threads ended with errors, the first with KeyError\('lost'\)"
+    ):
         ended_with(None)
     with pytest.raises(RuntimeError, match="a thread still waits") as raised:
         ended_with(RuntimeError("a thread still waits"))
-    assert "# threads ended with errors, the first with KeyError('lost')" in pasted(7, [], raised.value)
+    assert "# threads ended with errors, the first with KeyError('lost')" in pasted(
+        7, [], raised.value
+    )
 
 
 WITH_MESSAGES = 3, 7
@@ -128,7 +140,9 @@ def test_different_results_for_the_same_inputs_are_an_error():
         assert results(known, number_of_runs) == 1
     known.check()
     assert results(known, number_of_runs) == 1
-    with pytest.raises(RuntimeError, match=r"different results for the same inputs: \[\[2\], \[1\]\]"):
+    with pytest.raises(
+        RuntimeError, match=r"different results for the same inputs: \[\[2\], \[1\]\]"
+    ):
         known.check()
     known.check()
 
@@ -153,15 +167,19 @@ def test_known_results_change_no_simulation(monkeypatch):
         (558, [Fault("kill", "disk", 26)]),
         # the checkpoint of round 0 was written, and there are those of []
         (394, [Fault("kill", "event", 19), Fault("kill", "disk", 4)]),
-        # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is running
+        # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is
+        # running
         (143, [Fault("jump", "event", 13, 1800.0)]),
-        # 200000 events have happened, and a thread still waits (for a task whose process died twice)
+        # 200000 events have happened, and a thread still waits (for a task whose process died
+        # twice)
         (50243, [Fault("mute", "task", 3), Fault("die", "message", 68)]),
-        # TimeoutError: the server has not answered for 60.0 s (two messages in a row that were late by 9,000 s)
+        # TimeoutError: the server has not answered for 60.0 s (two messages in a row that were late
+        # by 9,000 s)
         (20002847, [Fault("late", "message", 1, 9000.0), Fault("late", "message", 0, 9000.0)]),
         # TimeoutError (the answer overtook the handshake when the clock jumped)
         (20015463, [Fault("jump", "event", 36, 1800.0)]),
-        # the checkpoint of round 0 was written, and there are those of [] (a killed program had not synced it)
+        # the checkpoint of round 0 was written, and there are those of [] (a killed program had not
+        # synced it)
         (60, [Fault("kill", "disk", 20), Fault("kill", "disk", 23), Fault("full", "disk", 9)]),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "",

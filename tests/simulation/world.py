@@ -1,4 +1,6 @@
-"""A simulated machine: its clock, disk and folder, and the programs that run on it one after another."""
+"""A simulated machine: its clock, disk and folder, and the programs that run on it one after
+another.
+"""
 
 import os
 import random
@@ -14,13 +16,22 @@ from compss_train._utils.files import SHARED_MEMORY, FolderLock
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from tests.simulation.disk import FaultyDisk
-from tests.simulation.engine import CoordinatorKilled, Events, Fault, FaultPlan, ProcessDied, SimulatedEngine
+from tests.simulation.engine import (
+    CoordinatorKilled,
+    Events,
+    Fault,
+    FaultPlan,
+    ProcessDied,
+    SimulatedEngine,
+)
 from tests.simulation.engine.processes import Runner, run_always
 from tests.simulation.fibers import FiberEvents
 from tests.simulation.stand_ins import simulated_modules, virtual_time
 
 DEATHS = CoordinatorKilled, ProcessDied
-"""What a coordinator that has been killed raises; also any other error, as its threads no longer answer."""
+"""What a coordinator that has been killed raises; also any other error, as its threads no longer
+answer.
+"""
 
 NO_PROCESS = 2**22
 """No process has this id, or a higher one."""
@@ -30,14 +41,20 @@ class World:
     """Everything that outlives the programs of a simulation."""
 
     def __init__(
-        self, seed: int, faults: Iterable[Fault], kind: type[Events] = Events, run: Runner = run_always
+        self,
+        seed: int,
+        faults: Iterable[Fault],
+        kind: type[Events] = Events,
+        run: Runner = run_always,
     ) -> None:
         self.plan = FaultPlan(faults)
         self.events = kind(seed, self.plan) if issubclass(kind, FiberEvents) else kind(seed)
         self._run = run
         self._patches = ExitStack()
         self.root = Path(
-            tempfile.mkdtemp(prefix="simulation", dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None)
+            tempfile.mkdtemp(
+                prefix="simulation", dir=SHARED_MEMORY if SHARED_MEMORY.exists() else None
+            )
         )
         self.temporary = self.root / "tmp"
         self.temporary.mkdir()
@@ -51,10 +68,13 @@ class World:
         self._patches.enter_context(patch.object(tempfile, "tempdir", str(self.temporary)))
         if isinstance(self.events, FiberEvents):
             self._patches.enter_context(simulated_modules(self.events, self.plan))
-            self._patches.callback(self.events.kill_all)  # a simulation that has failed leaves threads
+            # A simulation that has failed leaves threads.
+            self._patches.callback(self.events.kill_all)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         self._patches.close()
         shutil.rmtree(self.root)
         if not isinstance(self.events, FiberEvents) or not (errors := self.events.errors):
@@ -66,14 +86,20 @@ class World:
 
     def engine(self, processes: int = 1, *, shares_memory: bool = True) -> SimulatedEngine:
         return SimulatedEngine(
-            processes, events=self.events, faults=self.plan, shares_memory=shares_memory, run=self._run
+            processes,
+            events=self.events,
+            faults=self.plan,
+            shares_memory=shares_memory,
+            run=self._run,
         )
 
     def checkpoint(self, **options: Any) -> "SimulatedCheckpoint":
         return SimulatedCheckpoint(self.folder, self._disk, **options)
 
     def outlive(self, engine: SimulatedEngine) -> None:
-        """Let the other processes notice that the coordinator has been killed; none of them may wait for ever."""
+        """Let the other processes notice that the coordinator has been killed; none of them may
+        wait for ever.
+        """
         engine.processes.close()
         if isinstance(self.events, FiberEvents):
             self.events.outlive_coordinator()
@@ -95,7 +121,9 @@ class World:
         self._dead += 1
         for path in self.folder.glob(f".round-*.{os.getpid()}.*"):
             name, _, suffix = path.name.rpartition(f".{os.getpid()}.")
-            self._disk.rename_safely(path, path.with_name(f"{name}.{NO_PROCESS + self._dead}.{suffix}"))
+            self._disk.rename_safely(
+                path, path.with_name(f"{name}.{NO_PROCESS + self._dead}.{suffix}")
+            )
 
     def remove(self, path: Path) -> None:
         """Remove a folder, as a user does."""
@@ -124,7 +152,8 @@ class SimulatedCheckpoint(Checkpoint):
 
     def __init__(self, folder: Path, disk: Any, **options: Any) -> None:
         super().__init__(folder, **options)
-        self._disk, self._lock = disk, _Lock(folder)
+        self._disk = disk
+        self._lock = _Lock(folder)
 
     def lose_lock(self) -> None:
         self._lock.lose()

@@ -1,4 +1,6 @@
-"""A program that is disturbed while it runs: its processes are killed or stopped, and what it uses is measured."""
+"""A program that is disturbed while it runs: its processes are killed or stopped, and what it uses
+is measured.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ from tests.helpers.waiting import wait_until
 
 SHARED_MEMORY = Path("/dev/shm")
 OTHERS = ("torchinductor_", "pymp-")
-"""How names in the temporary folder begin that stay: of torch, and of a coordinator of PyCOMPSs that is killed."""
+"""How names in the temporary folder begin that stay: of torch, and of a coordinator of PyCOMPSs
+that is killed.
+"""
 WARM_UP = 15.0
 """Seconds in which a coordinator imports and starts what it needs from then on."""
 
@@ -35,7 +39,9 @@ def note_process(folder: Path, kind: str) -> None:
 
 
 def noted(folder: Path, kind: str = "*") -> list[psutil.Process]:
-    """Return the processes of a kind that have noted themselves and run; others may have got their ids later."""
+    """Return the processes of a kind that have noted themselves and run; others may have got their
+    ids later.
+    """
     found = []
     for file in folder.glob(f"processes/{kind}/*"):
         with suppress(psutil.NoSuchProcess):
@@ -67,9 +73,11 @@ class Usage:
 
 
 class Disturbed:
-    """A program that ``launch`` starts in a session of its own, again each time its coordinator was killed.
+    """A program that ``launch`` starts in a session of its own, again each time its coordinator was
+    killed.
 
-    Its processes note themselves, its ``"coordinator"`` too. Its temporary folder is the ``folder``'s ``tmp``.
+    Its processes note themselves, its ``"coordinator"`` too. Its temporary folder is the
+    ``folder``'s ``tmp``.
     """
 
     def __init__(self, folder: Path, launch: Callable[[], subprocess.Popen]) -> None:
@@ -122,7 +130,9 @@ class Disturbed:
 
     def _measure(self) -> None:
         coordinator = self.coordinator
-        self._ids.update(session(self.process.pid), *((each.pid, each.ppid()) for each in noted(self.folder)))
+        self._ids.update(
+            session(self.process.pid), *((each.pid, each.ppid()) for each in noted(self.folder))
+        )
         names = self._shared()
         shared = sum(size(file) for name in names for file in (SHARED_MEMORY / name).rglob("*"))
         self.usage[-1].append(
@@ -136,9 +146,11 @@ class Disturbed:
         )
 
     def kill(self, kind: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one of the processes of a kind, unless it is the only one, as others are starting.
+        """Send a signal to one of the processes of a kind, unless it is the only one, as others are
+        starting.
 
-        On a busy machine a start takes longer than the time between two faults: nothing would ever be trained.
+        On a busy machine a start takes longer than the time between two faults: nothing would ever
+        be trained.
         """
         if len(running := noted(self.folder, kind)) < 2:
             return
@@ -175,33 +187,48 @@ class Disturbed:
         return code
 
     def _left(self) -> list[object]:
-        """Return processes of the program, its files in shared memory, and those in its temporary folder."""
+        """Return processes of the program, its files in shared memory, and those in its temporary
+        folder.
+        """
         files = [name for name in os.listdir(self.folder / "tmp") if not name.startswith(OTHERS)]
         return [*session(self.process.pid), *noted(self.folder), *self._shared(), *files]
 
     def _shared(self) -> list[str]:
-        """Return what has the id of one of the processes in its name: folders of values, semaphores."""
+        """Return what has the id of one of the processes in its name: folders of values,
+        semaphores.
+        """
         names = os.listdir(SHARED_MEMORY)
-        return [name for name in names if self._ids & set(map(int, re.findall(r"(?<=-)\d+(?=-)", name)))]
+        return [
+            name for name in names if self._ids & set(map(int, re.findall(r"(?<=-)\d+(?=-)", name)))
+        ]
 
     def _is_over(self) -> bool:
         return self.process.poll() is not None
 
     def check_flat(self, megabytes: float) -> None:
-        """Check that no coordinator grew by more or kept files, from its first quarter to its last."""
+        """Check that no coordinator grew by more or kept files, from its first quarter to its
+        last.
+        """
         limits = {"memory": megabytes, "descriptors": 4, "shared": megabytes, "semaphores": 20}
         for life in self.usage:
             warm = [each for each in life if each.seconds > WARM_UP]
-            early, late = warm[: len(warm) // 4], warm[-(len(warm) // 4) :]
+            early = warm[: len(warm) // 4]
+            late = warm[-(len(warm) // 4) :]
             if len(early) < 4:
                 continue
             for field, allowed in limits.items():
-                before, after = (median(getattr(each, field) for each in part) for part in (early, late))
+                before, after = (
+                    median(getattr(each, field) for each in part) for part in (early, late)
+                )
                 assert after - before <= allowed, f"{field} grew from {before} to {after}"
 
     def report(self, **results: object) -> None:
         """Print what was done and found, for docs/testing.md, and write it to a file."""
-        ends = [[asdict(life[0]), asdict(life[len(life) // 2]), asdict(life[-1])] for life in self.usage if life]
+        ends = [
+            [asdict(life[0]), asdict(life[len(life) // 2]), asdict(life[-1])]
+            for life in self.usage
+            if life
+        ]
         minutes = round((time.monotonic() - self._began) / 60, 1)
         text = json.dumps({"minutes": minutes, **self.faults, **results, "usage": ends}, indent=1)
         (self.folder / "report.json").write_text(text)

@@ -1,4 +1,6 @@
-"""A fit that goes on from its checkpoints, slowly, on the engine that is there: fit_program.py FOLDER EPOCHS."""
+"""A fit that goes on from its checkpoints, slowly, on the engine that is there: fit_program.py
+FOLDER EPOCHS.
+"""
 
 import sys
 from dataclasses import dataclass, field
@@ -13,9 +15,11 @@ from tests.helpers.models import ADAM, blocked, classification
 from tests.helpers.waiting import pause
 from tests.soak.disturbed import note_process
 
-INPUTS, WORKERS = 64, 10
+INPUTS = 64
+WORKERS = 10
 PAUSE = 0.5
-"""Seconds that a batch takes longer, so that faults come while workers train, and few rounds are to be compared.
+"""Seconds that a batch takes longer, so that faults come while workers train, and few rounds are to
+be compared.
 
 A task takes one: one that is killed four times would end the fit.
 """
@@ -42,7 +46,9 @@ class Noted:
 
 
 def fit(folder: Path, engine: str, epochs: int, seconds: float) -> None:
-    """Train, with all that a checkpoint has to hold: states of workers, random numbers, a best round."""
+    """Train, with all that a checkpoint has to hold: states of workers, random numbers, a best
+    round.
+    """
     x, y = classification(samples=2000, inputs=INPUTS)
     trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1, worker_timeout=10.0)
     trainer.build(network(), ADAM, "cross_entropy", "accuracy", transform=Noted(folder, seconds))

@@ -1,4 +1,6 @@
-"""A synchronous fit that is disturbed for long ends with the bits of one that was not, on any engine."""
+"""A synchronous fit that is disturbed for long ends with the bits of one that was not, on any
+engine.
+"""
 
 import signal
 import subprocess
@@ -18,8 +20,11 @@ COORDINATORS = 5
 """How often the coordinator is killed."""
 
 
-def disturb_fit(folder: Path, launch: Callable[[int], subprocess.Popen], minutes: float, megabytes: float) -> None:
-    """Disturb the fit that ``launch`` starts with a number of epochs; no coordinator may grow by so many megabytes.
+def disturb_fit(
+    folder: Path, launch: Callable[[int], subprocess.Popen], minutes: float, megabytes: float
+) -> None:
+    """Disturb the fit that ``launch`` starts with a number of epochs; no coordinator may grow by so
+    many megabytes.
 
     After the coordinator was killed for the last time, the fit goes on for a few epochs.
     """
@@ -35,7 +40,8 @@ def disturb_fit(folder: Path, launch: Callable[[int], subprocess.Popen], minutes
             program.run(
                 60 * minutes / COORDINATORS,
                 (EVERY, lambda: program.kill("workers")),
-                (3.3 * EVERY, lambda: program.kill("workers", signal.SIGSTOP)),  # which worker_timeout ends
+                # Which worker_timeout ends.
+                (3.3 * EVERY, lambda: program.kill("workers", signal.SIGSTOP)),
             )
             program.kill_coordinator()
         assert program.end() == 0
@@ -44,5 +50,6 @@ def disturb_fit(folder: Path, launch: Callable[[int], subprocess.Popen], minutes
     program.check_flat(megabytes)
     assert rounds > COORDINATORS + 3, "there was hardly a fit to disturb"
     fit(folder / "whole", "serial", rounds, seconds=0)
-    ours, theirs = contents(checkpoints), contents(folder / "whole" / "checkpoints")
+    ours = contents(checkpoints)
+    theirs = contents(folder / "whole" / "checkpoints")
     assert_same(ours[rounds - 1], theirs[rounds - 1])

@@ -1,4 +1,6 @@
-"""An online fit that counts its samples: online_program.py FOLDER; it ends when FOLDER has a file ``over``."""
+"""An online fit that counts its samples: online_program.py FOLDER; it ends when FOLDER has a file
+``over``.
+"""
 
 import itertools
 import json
@@ -16,7 +18,8 @@ from tests.helpers.waiting import pause
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 from tests.soak.disturbed import note_process
 
-WORKERS, SIMULATORS = 2, 2
+WORKERS = 2
+SIMULATORS = 2
 STEPS = 50
 """Samples of a simulation."""
 PAUSE = 0.02

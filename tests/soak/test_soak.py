@@ -1,4 +1,6 @@
-"""Programs that are disturbed for long: an hour, unless ``--soak-minutes`` says otherwise. See docs/testing.md."""
+"""Programs that are disturbed for long: an hour, unless ``--soak-minutes`` says otherwise. See
+docs/testing.md.
+"""
 
 import json
 import signal
@@ -20,11 +22,18 @@ def launch(folder: Path, program: str, *args: object) -> subprocess.Popen:
     """Start a program, whose output is a file."""
     command = [sys.executable, "-m", f"tests.soak.{program}", str(folder), *map(str, args)]
     with (folder / "output.txt").open("a") as output:
-        return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def test_a_disturbed_fit_on_processes_ends_with_the_bits(soak_folder, soak_minutes):
-    disturb_fit(soak_folder, lambda epochs: launch(soak_folder, "fit_program", epochs), soak_minutes, megabytes=16)
+    disturb_fit(
+        soak_folder,
+        lambda epochs: launch(soak_folder, "fit_program", epochs),
+        soak_minutes,
+        megabytes=16,
+    )
 
 
 def test_an_online_fit_trains_each_sample(soak_folder, soak_minutes):
@@ -43,7 +52,8 @@ def test_an_online_fit_trains_each_sample(soak_folder, soak_minutes):
         assert program.end() == 0, (soak_folder / "output.txt").read_text()
     ended = json.loads((soak_folder / "ended.json").read_text())
     simulations = ended["record"]["simulations"]
-    samples, counts = simulations["done"] * STEPS, ended["counts"]
+    samples = simulations["done"] * STEPS
+    counts = ended["counts"]
     program.report(simulations=simulations, samples=samples, trained=sum(counts))
     assert simulations["failed"] == simulations["running"] == 0
     assert min(counts[:samples]) >= 1

@@ -1,8 +1,10 @@
-"""What the documents list that this project started from: names, parameters, their order and defaults, attributes.
+"""What the documents list that this project started from: names, parameters, their order and
+defaults, attributes.
 
-Facts copied from Melissa's page on buffers, the pages of ``dislib.eddl`` and of DJL's ``ParameterServer``, a page
-on queues, and the description of PartiallyShuffle; those of ``dislib.pytorch`` are from its release. Programs for
-these systems call each name, so a row goes only if it was copied wrongly.
+Facts copied from Melissa's page on buffers, the pages of ``dislib.eddl`` and of DJL's
+``ParameterServer``, a page on queues, and the description of PartiallyShuffle; those of
+``dislib.pytorch`` are from its release. Programs for these systems call each name, so a row goes
+only if it was copied wrongly.
 """
 
 MELISSA = "compss_train.integrations.melissa"
@@ -12,7 +14,9 @@ PARTIALLY_SHUFFLE = "compss_train.samplers"
 
 EDDL = f"{DISLIB}.EncapsulatedFunctionsDistributedEddl"
 PYTORCH = f"{DISLIB}.EncapsulatedFunctionsDistributedPytorch"
-SAMPLERS = tuple(f"{PARTIALLY_SHUFFLE}.DistributedSamplerViaLocallyShuffle{version}" for version in ("", "V2"))
+SAMPLERS = tuple(
+    f"{PARTIALLY_SHUFFLE}.DistributedSamplerViaLocallyShuffle{version}" for version in ("", "V2")
+)
 
 BUFFER_TYPES = {"FIFO": 0, "FIRO": 1, "Reservoir": 2, "BatchReservoir": 3, "SimPairedReservoir": 4}
 
@@ -32,7 +36,9 @@ NEEDED = {
     "BatchReservoir": {"per_server_watermark": 2, "batch_size": 3},
     "SimPairedReservoir": {"per_server_watermark": 2, "sweep_size": 4, "nb_time_steps": 5},
 }
-"""What ``make_buffer`` raises ``ValueError`` without; as the attributes say, the watermark is the threshold."""
+"""What ``make_buffer`` raises ``ValueError`` without; as the attributes say, the watermark is the
+threshold.
+"""
 
 QUEUE_ATTRIBUTES = {
     "FIFO": ("maxsize",),
@@ -79,8 +85,8 @@ _SHUFFLES = "num_replicas=None, rank=None, shuffle=True, shuffle_buffer=None, to
 CALLS = (
     (
         MELISSA,
-        "make_buffer(buffer_size, buffer_t=BufferType.FIFO, per_server_watermark=None, pseudo_epochs=None, "
-        "batch_size=None, sweep_size=None, nb_time_steps=None, comm_size=1)",
+        "make_buffer(buffer_size, buffer_t=BufferType.FIFO, per_server_watermark=None, "
+        "pseudo_epochs=None, batch_size=None, sweep_size=None, nb_time_steps=None, comm_size=1)",
     ),
     (DISLIB, "EncapsulatedFunctionsDistributedEddl(num_workers=10)"),
     (EDDL, "build(net, optimizer, loss, metric, num_gpu=0, num_nodes=0)"),
@@ -94,12 +100,16 @@ CALLS = (
     *(
         (
             PARTIALLY_SHUFFLE,
-            f"{owner.rpartition('.')[2]}(dataset, reader, {_SHUFFLES}, batch_size=1, file_buffer=10, debug=False, "
-            "files_len=None)",
+            f"{owner.rpartition('.')[2]}(dataset, reader, {_SHUFFLES}, batch_size=1, "
+            "file_buffer=10, debug=False, files_len=None)",
         )
         for owner in SAMPLERS
     ),
-    *((owner, signature) for owner in SAMPLERS for signature in ("set_epoch(epoch)", "find_ckpt_position(step)")),
+    *(
+        (owner, signature)
+        for owner in SAMPLERS
+        for signature in ("set_epoch(epoch)", "find_ckpt_position(step)")
+    ),
     *((f"{MELISSA}.{kind}", signature) for kind in BASES for signature in QUEUE_METHODS),
 )
 """A module or class, and the signature of what it has."""
@@ -136,6 +146,16 @@ METRICS = {
 """EDDL's names, with another name of each."""
 
 SAMPLER_ATTRIBUTES = (
-    *("dataset", "num_replicas", "rank", "shuffle", "seed", "drop_last", "epoch", "num_samples", "total_size"),
+    *(
+        "dataset",
+        "num_replicas",
+        "rank",
+        "shuffle",
+        "seed",
+        "drop_last",
+        "epoch",
+        "num_samples",
+        "total_size",
+    ),
 )
 """The attributes of torch's ``DistributedSampler``, which the samplers replace."""

@@ -1,4 +1,6 @@
-"""Programs find every name that the documents of the sources list, with its parameters, defaults and attributes."""
+"""Programs find every name that the documents of the sources list, with its parameters, defaults
+and attributes.
+"""
 
 import ast
 import importlib
@@ -33,7 +35,8 @@ def found(name):
 def differences(owner, signature):
     """Return how our function or class differs from a signature.
 
-    Calls of the signature are calls of ours: ours may have more defaults, and more parameters with defaults.
+    Calls of the signature are calls of ours: ours may have more defaults, and more parameters with
+    defaults.
     """
     listed = ast.parse(f"def {signature}: ...").body[0]
     ours = list(inspect.signature(getattr(owner, listed.name)).parameters.values())
@@ -45,7 +48,10 @@ def differences(owner, signature):
     for argument, default, own in zip(listed.args.args, defaults, ours, strict=False):
         if (own.name, own.kind) != (argument.arg, own.POSITIONAL_OR_KEYWORD):
             yield f"{own.kind.description} {own.name} in place of {argument.arg}"
-        elif default is not own.empty and (type(own.default), own.default) != (type(default), default):
+        elif default is not own.empty and (type(own.default), own.default) != (
+            type(default),
+            default,
+        ):
             yield f"{argument.arg}={own.default} in place of {default}"
     yield from (f"no {argument.arg}" for argument in listed.args.args[len(ours) :])
     for own in ours[len(defaults) :]:
@@ -125,9 +131,14 @@ def built(owner, num_workers=2):
     made = found(owner)(num_workers, engine="serial", threads=1)
     if owner == interfaces.EDDL:
         optimizer = {"optimizer": "sgd", "lr": 0.1}
-        assert made.build(network(), optimizer, "softmax_cross_entropy", "categorical_accuracy") is None
+        assert (
+            made.build(network(), optimizer, "softmax_cross_entropy", "categorical_accuracy")
+            is None
+        )
     else:
-        assert made.build(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss, {"lr": 0.1}) is None
+        assert (
+            made.build(nn.Linear(6, 3), torch.optim.SGD, nn.CrossEntropyLoss, {"lr": 0.1}) is None
+        )
     return made
 
 
@@ -189,7 +200,9 @@ def test_a_sampler_has_what_a_distributed_sampler_has(owner, tmp_path):
     made = found(owner)(Listing(), None, 2, 1)
     assert isinstance(made, Sampler)
     plain = DistributedSampler(range(9), 2, 1)
-    assert {name for name in vars(plain) if not name.startswith("_")} == set(interfaces.SAMPLER_ATTRIBUTES)
+    assert {name for name in vars(plain) if not name.startswith("_")} == set(
+        interfaces.SAMPLER_ATTRIBUTES
+    )
     assert [name for name in interfaces.SAMPLER_ATTRIBUTES if not hasattr(made, name)] == []
     assert (len(made), made.num_samples, made.num_replicas, made.rank) == (len(plain), 5, 2, 1)
     made.set_epoch(3)

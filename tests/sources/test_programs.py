@@ -14,7 +14,10 @@ from compss_train.integrations import melissa
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedEddl
 from compss_train.integrations.djl import ParameterServer
 from compss_train.parameter_server import LocalParameterServer
-from compss_train.samplers import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
+from compss_train.samplers import (
+    DistributedSamplerViaLocallyShuffle,
+    DistributedSamplerViaLocallyShuffleV2,
+)
 from tests.buffers.kinds import Thread
 from tests.helpers.waiting import LIMIT
 from tests.integrations.dislib_tensors import images
@@ -25,8 +28,11 @@ LAST = 67
 
 @pytest.mark.parametrize("make", [queue.Queue, melissa.FIFO, melissa.make_buffer])
 def test_a_pipeline_of_a_loader_and_a_model(make):
-    """The page on queues: at most 10 items wait for the model, which marks each as done; the loader ends at 67."""
-    data_queue, processed = make(10), []
+    """The page on queues: at most 10 items wait for the model, which marks each as done; the loader
+    ends at 67.
+    """
+    data_queue = make(10)
+    processed = []
 
     def load_data():
         item = 0
@@ -45,7 +51,8 @@ def test_a_pipeline_of_a_loader_and_a_model(make):
             processed.append(data)
             data_queue.task_done()
 
-    loader, model = Thread(load_data), Thread(process_data)
+    loader = Thread(load_data)
+    model = Thread(process_data)
     loader.result()
     Thread(data_queue.join).result()
     assert processed == list(range(LAST + 1))
@@ -56,8 +63,11 @@ def test_a_pipeline_of_a_loader_and_a_model(make):
 
 @pytest.mark.parametrize("kind", interfaces.BASES)
 def test_a_server_that_trains_while_data_arrive(kind):
-    """Melissa: one thread receives the time steps of simulations and puts them, the training loop gets them."""
-    sweep_size, nb_time_steps = 6, 5
+    """Melissa: one thread receives the time steps of simulations and puts them, the training loop
+    gets them.
+    """
+    sweep_size = 6
+    nb_time_steps = 5
     buffer = melissa.make_buffer(
         buffer_size=12,
         buffer_t=melissa.BufferType[kind],
@@ -77,7 +87,8 @@ def test_a_server_that_trains_while_data_arrive(kind):
                 buffer.put(TimeStep(simulation, step, data) if paired else data)
         buffer.signal_reception_over()
 
-    receiver, seen = Thread(receive), []
+    receiver = Thread(receive)
+    seen = []
     while True:
         try:
             got = buffer.get()
@@ -92,7 +103,11 @@ def test_a_server_that_trains_while_data_arrive(kind):
         buffer.task_done()
     receiver.result()
     Thread(buffer.join).result()
-    every = {(float(simulation), float(step)) for simulation in range(sweep_size) for step in range(nb_time_steps)}
+    every = {
+        (float(simulation), float(step))
+        for simulation in range(sweep_size)
+        for step in range(nb_time_steps)
+    }
     assert len(every - set(seen)) == buffer.unseen <= (sweep_size if paired else 0)
     assert set(seen) <= every
     if kind in ("FIFO", "FIRO"):
@@ -134,7 +149,9 @@ def test_a_network_that_workers_train(signature, monkeypatch):
 
 
 def file_reader(opened):
-    """Return a reader as the description asks for: the number of samples, or the arrays and their number."""
+    """Return a reader as the description asks for: the number of samples, or the arrays and their
+    number.
+    """
 
     def npz_reader(filename, get_data=False):
         with np.load(filename) as file:
@@ -147,14 +164,19 @@ def file_reader(opened):
     return npz_reader
 
 
-@pytest.mark.parametrize("sampler", [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2])
+@pytest.mark.parametrize(
+    "sampler", [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
+)
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_loop_over_many_files(sampler, counted, tmp_path):
-    """PartiallyShuffle: in place of a ``DistributedSampler``, with a reader and the numbers of samples."""
+    """PartiallyShuffle: in place of a ``DistributedSampler``, with a reader and the numbers of
+    samples.
+    """
 
     class Dataset:
         def __init__(self):
-            self.files, self.resets = [str(tmp_path / f"{number}.npz") for number in range(6)], 0
+            self.files = [str(tmp_path / f"{number}.npz") for number in range(6)]
+            self.resets = 0
 
         def __getitem__(self, batch):
             return batch
@@ -162,7 +184,8 @@ def test_a_loop_over_many_files(sampler, counted, tmp_path):
         def reset(self):
             self.resets += 1
 
-    dataset, opened = Dataset(), []
+    dataset = Dataset()
+    opened = []
     files_len = {filename: 4 + number for number, filename in enumerate(dataset.files)}
     first = 0
     for filename, length in files_len.items():
@@ -173,7 +196,17 @@ def test_a_loop_over_many_files(sampler, counted, tmp_path):
     for epoch in range(2):
         numbers = []
         for rank in range(3):
-            own = sampler(dataset, file_reader(opened), 3, rank, True, 8, batch_size=4, file_buffer=2, **options)
+            own = sampler(
+                dataset,
+                file_reader(opened),
+                3,
+                rank,
+                True,
+                8,
+                batch_size=4,
+                file_buffer=2,
+                **options,
+            )
             own.set_epoch(epoch)
             assert len(own) == 13
             opened.clear()
@@ -189,7 +222,9 @@ def test_a_loop_over_many_files(sampler, counted, tmp_path):
 
 
 def test_devices_that_train_with_a_parameter_server():
-    """DJL: every device pulls the value, pushes its gradient, and pulls what the optimizer has made of the sum."""
+    """DJL: every device pulls the value, pushes its gradient, and pulls what the optimizer has made
+    of the sum.
+    """
     barrier = threading.Barrier(2, timeout=LIMIT)
     with ParameterServer(LocalParameterServer({"optimizer": "sgd", "lr": 0.125})) as server:
         weights = [np.full(3, 8.0), np.full(3, 8.0)]

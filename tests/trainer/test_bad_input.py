@@ -1,4 +1,6 @@
-"""Wrong input is a clear error before any task starts, and ``check_fit`` finds what ``fit`` would find."""
+"""Wrong input is a clear error before any task starts, and ``check_fit`` finds what ``fit`` would
+find.
+"""
 
 import random
 import re
@@ -20,7 +22,15 @@ from compss_train import (
 )
 from compss_train.callbacks import Checkpoint, JsonLines, ProgressBar
 from tests.helpers.callbacks import CopyingEngine, NoTasks
-from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
 
 
 @pytest.fixture
@@ -42,7 +52,10 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
         ("batch_size=0", {"num_epochs": 1, "batch_size": 0}),
         ("num_batches_per_worker=-1", {"num_epochs": 1, "num_batches_per_worker": -1}),
         ("num_batches_per_worker=None and batch_size=None", {"num_epochs": 1}),
-        ("num_batches_per_worker=2", {"num_epochs": 1, "batch_size": 2, "num_batches_per_worker": 2}),
+        (
+            "num_batches_per_worker=2",
+            {"num_epochs": 1, "batch_size": 2, "num_batches_per_worker": 2},
+        ),
         ("num_batches_per_worker=16", {"num_epochs": 1, "num_batches_per_worker": 16}),
         ("shuffle='all'", {**GOOD, "shuffle": "all"}),
         ("shuffle=True", {**GOOD, "shuffle": True}),
@@ -73,9 +86,18 @@ def test_options_of_another_type(trainer, name, value, raises):
 
 
 CALLS = [
-    ("n_epocs_sync=-1", lambda trainer: trainer.fit_asynchronous_n_epochs_with_GPU(X, Y, 2, 1, n_epocs_sync=-1)),
-    ("num_batches_per_worker=None", lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, None, 1)),
-    ("shuffle_blocks='yes'", lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, 2, 1, shuffle_blocks="yes")),
+    (
+        "n_epocs_sync=-1",
+        lambda trainer: trainer.fit_asynchronous_n_epochs_with_GPU(X, Y, 2, 1, n_epocs_sync=-1),
+    ),
+    (
+        "num_batches_per_worker=None",
+        lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, None, 1),
+    ),
+    (
+        "shuffle_blocks='yes'",
+        lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, 2, 1, shuffle_blocks="yes"),
+    ),
     ("no samples", lambda trainer: trainer.fit(np.zeros((0, 6)), **GOOD)),
     ("'data.npy'", lambda trainer: trainer.fit("data.npy", **GOOD)),
     ("<U1", lambda trainer: trainer.fit(["a", "b"], **GOOD)),
@@ -133,12 +155,18 @@ def test_x_and_y_must_go_together(trainer):
         lambda x: trainer.check_fit(x, by, **GOOD),
         lambda x: trainer.evaluate(x, by),
     ):
-        with pytest.raises(ValueError, match=r"x has a grid of \(3, 1\) blocks and y one of \(4, 1\)"):
+        with pytest.raises(
+            ValueError, match=r"x has a grid of \(3, 1\) blocks and y one of \(4, 1\)"
+        ):
             call(BlockedTensor.from_array(X, (3, 1)))
-        with pytest.raises(ValueError, match=r"block 2 has 14 samples in x and 15 in y \(58 and 60 in all\)"):
+        with pytest.raises(
+            ValueError, match=r"block 2 has 14 samples in x and 15 in y \(58 and 60 in all\)"
+        ):
             call(BlockedTensor.from_array(X[:58], (4, 1)))
     with pytest.raises(ValueError, match="x has a grid"):
-        trainer.fit(*blocked(X, Y, 4), **GOOD, validation_data=(BlockedTensor.from_array(X, (3, 1)), by))
+        trainer.fit(
+            *blocked(X, Y, 4), **GOOD, validation_data=(BlockedTensor.from_array(X, (3, 1)), by)
+        )
 
 
 def test_nothing_works_before_build():
@@ -209,9 +237,17 @@ def in_a_circle():
         ({"net": nn.Linear(2, 2).requires_grad_(False)}, ValueError, "frozen"),
         ({"net": nn.Linear}, TypeError, "not type"),
         ({"net": None}, TypeError, "not NoneType"),
-        ({"net": nested(3000)}, ValueError, "a Sequential, contains itself, or is nested too deeply"),
+        (
+            {"net": nested(3000)},
+            ValueError,
+            ("a Sequential, contains itself, or is nested too deeply"),
+        ),
         ({"net": nested(400)}, TypeError, "net contains itself, or is nested too deeply"),
-        ({"net": in_a_circle()}, ValueError, "a Sequential, contains itself, or is nested too deeply"),
+        (
+            {"net": in_a_circle()},
+            ValueError,
+            ("a Sequential, contains itself, or is nested too deeply"),
+        ),
         ({"net": nn.LazyLinear(3)}, ValueError, "lazy"),
         ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "learning rate"),
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "'lion'"),
@@ -241,7 +277,9 @@ def test_build(changes, error, name, raises):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there():
-    with pytest.raises(ValueError, match="num_gpu=1, but the serial engine has 0 GPUs; use num_gpu=0"):
+    with pytest.raises(
+        ValueError, match=("num_gpu=1, but the serial engine has 0 GPUs; use num_gpu=0")
+    ):
         DistributedTrainer(2, engine=NoTasks()).build(mlp(), SGD, "mse", num_gpu=1)
 
 
@@ -250,7 +288,9 @@ def test_parameters_that_are_not_finite(trainer):
         parameters = trainer.get_parameters()
         parameters["2.weight"][1, 2] = bad
         trainer.set_parameters(parameters)
-        with pytest.raises(ValueError, match=r"'2\.weight' has NaN or infinite values before training"):
+        with pytest.raises(
+            ValueError, match=r"'2\.weight' has NaN or infinite values before training"
+        ):
             trainer.fit(*blocked(X, Y, 4), **GOOD)
 
 
@@ -276,11 +316,17 @@ def trainer_of(net=None, *, engine=None, workers=2, **build):
 def test_a_good_fit_passes_and_nothing_changes(tmp_path, options):
     trainer = trainer_of()
     before = trainer.get_parameters()
-    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()[1]
+    python_state = random.getstate()
     writers = [Checkpoint(tmp_path / "checkpoints"), JsonLines(tmp_path / "history.jsonl")]
     trainer.check_fit(*blocked(X, Y, 4), **FIT, callbacks=writers, **options)
     assert_same_bits(trainer.get_parameters(), before)
-    assert (trainer.history, trainer.configuration["fit"], list(tmp_path.iterdir())) == ([], None, [])
+    assert (trainer.history, trainer.configuration["fit"], list(tmp_path.iterdir())) == (
+        [],
+        None,
+        [],
+    )
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert random.getstate() == python_state
@@ -343,14 +389,18 @@ def test_where_only_tasks_can_evaluate_validation_data_are_tried_before_training
 
 def test_a_nan_loss_is_found_unless_batches_are_skipped():
     bad = np.full_like(X, np.nan)
-    with pytest.raises(DivergedError, match="the loss became nan in the first batch; lower the learning rate"):
+    with pytest.raises(
+        DivergedError, match=("the loss became nan in the first batch; lower the learning rate")
+    ):
         trainer_of().check_fit(bad, Y, **FIT)
     trainer_of(gradients=Gradients(on_nan="skip")).check_fit(bad, Y, **FIT)
 
 
 def test_a_batch_that_fails_on_the_cpu_is_a_warning_for_gpus(monkeypatch):
     monkeypatch.setattr(NoTasks, "check_gpus", staticmethod(lambda num_gpu: None))
-    with pytest.warns(UserWarning, match="no batch was tried on a GPU.* shapes cannot be multiplied"):
+    with pytest.warns(
+        UserWarning, match=("no batch was tried on a GPU.* shapes cannot be multiplied")
+    ):
         trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
 
 

@@ -1,4 +1,6 @@
-"""Fits on data sets that are objects: the numbers are those of the same samples in arrays, on every engine."""
+"""Fits on data sets that are objects: the numbers are those of the same samples in arrays, on every
+engine.
+"""
 
 import random
 import re
@@ -32,7 +34,8 @@ class Pairs(Dataset):
     """(x, y) by number."""
 
     def __init__(self, x=X, y=Y):
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     def __len__(self):
         return len(self.x)
@@ -43,7 +46,11 @@ class Pairs(Dataset):
 
 class Named(Pairs):
     def __getitem__(self, number):
-        return {"text": "unused", "features": torch.from_numpy(self.x[number]), "label": int(self.y[number])}
+        return {
+            "text": "unused",
+            "features": torch.from_numpy(self.x[number]),
+            "label": int(self.y[number]),
+        }
 
 
 class Noisy(Pairs):
@@ -55,14 +62,20 @@ class Noisy(Pairs):
 
 
 class Stream(IterableDataset):
-    """The samples in their order, sharded as torch's documentation shows it; a draw of torch is added to each."""
+    """The samples in their order, sharded as torch's documentation shows it; a draw of torch is
+    added to each.
+    """
 
     def __init__(self, x=X, y=Y, noise=0.0):
-        self.x, self.y, self.noise = x, y, noise
+        self.x = x
+        self.y = y
+        self.noise = noise
 
     def __iter__(self):
         info = get_worker_info()
-        for number in range(0 if info is None else info.id, len(self.x), 1 if info is None else info.num_workers):
+        for number in range(
+            0 if info is None else info.id, len(self.x), 1 if info is None else info.num_workers
+        ):
             yield self.x[number] + self.noise * torch.randn(6).numpy(), self.y[number]
 
 
@@ -86,26 +99,35 @@ def after(data, engine="serial", **options):
 
 @pytest.mark.parametrize("number", [*slow(0, 2), 1, *range(3, len(WAYS))])
 def test_samples_by_number_are_arrays(engine, number):
-    ours, theirs = after(((IN_BLOCKS, NAMED)[number % 2],), engine, **WAYS[number]), after(None, **WAYS[number])
+    ours = after(((IN_BLOCKS, NAMED)[number % 2],), engine, **WAYS[number])
+    theirs = after(None, **WAYS[number])
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
-    assert [record["loss"] for record in ours.history] == [record["loss"] for record in theirs.history]
+    assert [record["loss"] for record in ours.history] == [
+        record["loss"] for record in theirs.history
+    ]
 
 
 def test_data_sets_are_evaluated_and_predicted_with(engine):
-    trainer, arrays = trainer_of(engine=engine), trainer_of()
+    trainer = trainer_of(engine=engine)
+    arrays = trainer_of()
     for data in (
         Pairs(),
         DataLoader(Pairs(), batch_size=16),
         TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
     ):
         assert trainer.evaluate(data, batch_size=16) == arrays.evaluate(X, Y, batch_size=16)
-        np.testing.assert_array_equal(trainer.predict(data, batch_size=16), arrays.predict(X, batch_size=16))
-    fit(trainer, data=(Pairs(),), num_epochs=1, validation_data=DataLoader(Pairs(), batch_size=1024))
+        np.testing.assert_array_equal(
+            trainer.predict(data, batch_size=16), arrays.predict(X, batch_size=16)
+        )
+    fit(
+        trainer, data=(Pairs(),), num_epochs=1, validation_data=DataLoader(Pairs(), batch_size=1024)
+    )
     assert trainer.history[-1]["val_loss"] == trainer.evaluate(X, Y)["loss"]
 
 
 def test_a_loader_has_the_size_of_batches():
-    ours, theirs = trainer_of(), trainer_of()
+    ours = trainer_of()
+    theirs = trainer_of()
     ours.fit(DataLoader(Pairs(), batch_size=6, shuffle=True), num_epochs=2, progress=False)
     theirs.fit(X, Y, batch_size=6, num_epochs=2, progress=False)
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
@@ -117,7 +139,9 @@ def test_a_loader_has_the_size_of_batches():
 
 
 def test_each_sample_has_draws_of_its_own(engine):
-    """The plain loop seeds all generators for each sample; the network's draws are as if there were no others."""
+    """The plain loop seeds all generators for each sample; the network's draws are as if there were
+    no others.
+    """
     trainer = trainer_of(engine=engine, workers=1, optimizer=SGD, seed=3)
     fit(trainer, data=(Noisy(),), num_epochs=2, shuffle=None, shuffle_block_data=False)
 
@@ -125,13 +149,22 @@ def test_each_sample_has_draws_of_its_own(engine):
         with random_state(transform_seed(3, epoch, 0, number), "cpu"):
             return Noisy()[number]
 
-    in_batches = [(epoch, numbers) for epoch in range(2) for numbers in np.array_split(np.arange(57), 10)]
-    batches = (zip(*(seeded(epoch, number) for number in numbers), strict=True) for epoch, numbers in in_batches)
-    assert_same_bits(trainer.get_parameters(), plain_steps(awkward_net(), OPTIMIZERS[0][1], batches, seed=3))
+    in_batches = [
+        (epoch, numbers) for epoch in range(2) for numbers in np.array_split(np.arange(57), 10)
+    ]
+    batches = (
+        zip(*(seeded(epoch, number) for number in numbers), strict=True)
+        for epoch, numbers in in_batches
+    )
+    assert_same_bits(
+        trainer.get_parameters(), plain_steps(awkward_net(), OPTIMIZERS[0][1], batches, seed=3)
+    )
 
 
 def test_a_stream_is_sharded_by_worker(engine):
-    """Shard n has every third sample, so that a fit of three workers is one on three blocks in their order."""
+    """Shard n has every third sample, so that a fit of three workers is one on three blocks in
+    their order.
+    """
     order = np.concatenate([np.arange(shard, 57, 3) for shard in range(3)])
     options = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 2, "batch_size": 19}
     theirs = after(blocked(X[order], Y[order], 3), **options)
@@ -147,15 +180,19 @@ def test_streams_have_as_many_samples_as_they_have(engine):
     assert [record["samples"] for record in trainer.history] == [50, 50]
     fit(trainer, data=(Samples(Stream(), size=30),), num_epochs=1)
     assert trainer.history[-1]["samples"] == 30
-    outputs, expected = (trainer.predict(data, batch_size=10) for data in (Stream(), X))  # in other batches
+    # In other batches.
+    outputs, expected = (trainer.predict(data, batch_size=10) for data in (Stream(), X))
     np.testing.assert_allclose(outputs, expected, rtol=0, atol=output_error(trainer.model(), X))
     expected = trainer.evaluate(X, Y)["loss"]
-    assert trainer.evaluate(Stream())["loss"] == pytest.approx(expected, abs=loss_error(np.float32, len(X)))
+    assert trainer.evaluate(Stream())["loss"] == pytest.approx(
+        expected, abs=loss_error(np.float32, len(X))
+    )
 
 
 def test_a_loaders_worker_init_fn_prepares_its_stream():
     class Range(IterableDataset):
-        first, last = 0, 57
+        first = 0
+        last = 57
 
         def __iter__(self):
             return iter([(X[number], Y[number]) for number in range(self.first, self.last)])
@@ -169,7 +206,9 @@ def test_a_loaders_worker_init_fn_prepares_its_stream():
     options = {"shuffle": None, "shuffle_block_data": False}
     first = np.arange(57) % 19 < 18  # the last batch of each has one sample
     kept = blocked(X[first], Y[first], 3)
-    assert_same_bits(after((loader,), **options).get_parameters(), after(kept, **options).get_parameters())
+    assert_same_bits(
+        after((loader,), **options).get_parameters(), after(kept, **options).get_parameters()
+    )
 
 
 def text_net():
@@ -184,7 +223,8 @@ def lengths(pairs):
 
 @pytest.mark.parametrize(("net", "collate"), [(text_net, None), (lambda: mlp(inputs=1), lengths)])
 def test_sequences_of_data_sets_are_padded_like_lists(net, collate):
-    texts, kinds = [np.arange(1 + number % 5) for number in range(20)], np.arange(20) % 3
+    texts = [np.arange(1 + number % 5) for number in range(20)]
+    kinds = np.arange(20) % 3
     fits = []
     for data in ((Pairs(texts, kinds),), (texts, kinds)):
         fits.append(fit(trainer_of(net=net, workers=2, collate=collate), data=data))
@@ -210,11 +250,13 @@ class Lazy(Pairs):
 
 def test_what_is_opened_on_first_use_does_not_travel(shared_local):
     assert_same_bits(
-        after((Samples(Lazy(), blocks=7),), shared_local).get_parameters(), after(None).get_parameters()
+        after((Samples(Lazy(), blocks=7),), shared_local).get_parameters(),
+        after(None).get_parameters(),
     )
     joined = ConcatDataset([Subset(Lazy(), range(40)), Subset(Lazy(), range(40, 57))])
     assert_same_bits(
-        after((Samples(joined, blocks=7),), shared_local).get_parameters(), after(None).get_parameters()
+        after((Samples(joined, blocks=7),), shared_local).get_parameters(),
+        after(None).get_parameters(),
     )
     with pytest.raises(TypeError, match=r"dataset\.dataset\.open .*cannot be pickled"):
         after((Unpicklable(),), shared_local)
@@ -254,7 +296,10 @@ REFUSED = {
     ),
     "batch_size=None": (loader(batch_size=None), {}),
     "batch_sampler=list": (loader(batch_sampler=[[0, 1], [2]]), {}),
-    "worker_init_fn= belongs to an IterableDataset": (loader(worker_init_fn=print, batch_size=6), {}),
+    "worker_init_fn= belongs to an IterableDataset": (
+        loader(worker_init_fn=print, batch_size=6),
+        {},
+    ),
 }
 
 
@@ -263,14 +308,20 @@ def test_what_cannot_be_trained_is_an_error(message):
     data, options = REFUSED[message]
     with pytest.raises((TypeError, ValueError, OSError)) as caught:
         after(data, **options)
-    assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))
+    assert re.search(
+        message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    )
 
 
-@pytest.mark.parametrize("schedule", [Schedule(float, unit="batches"), Schedule(float, steps=2)], ids=repr)
+@pytest.mark.parametrize(
+    "schedule", [Schedule(float, unit="batches"), Schedule(float, steps=2)], ids=repr
+)
 def test_a_schedule_that_is_stepped_inside_epochs_needs_the_number_of_samples(schedule):
     named = rf"schedule=Schedule\(steps={schedule.steps}, unit='{schedule.unit}'\): without the number .* size="
     with pytest.raises(ValueError, match=named):
-        trainer_of(engine="serial", schedule=schedule).fit(Stream(), num_epochs=1, batch_size=6, progress=False)
+        trainer_of(engine="serial", schedule=schedule).fit(
+            Stream(), num_epochs=1, batch_size=6, progress=False
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
@@ -278,7 +329,8 @@ def test_frames_are_arrays():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X.astype(np.float64), columns=list("abcdef"))
     classes = pandas.Series(Y).map({0: "x", 1: "y", 2: "z"}).astype("category")
-    ours, theirs = trainer_of(), trainer_of()
+    ours = trainer_of()
+    theirs = trainer_of()
     with pytest.warns(UserWarning, match="^float64 becomes float32"):
         fit(ours, data=(frame, classes), num_epochs=1, validation_data=(frame, classes))
     fit(theirs, data=(X, Y), num_epochs=1, validation_data=(X, Y))
@@ -290,14 +342,23 @@ def test_frames_are_arrays():
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_data_sets_of_hugging_face_are_arrays(tmp_path, shuffled):
     datasets = pytest.importorskip("datasets")
-    features = {"x": datasets.List(datasets.Value("float32"), length=6), "label": datasets.Value("int64")}
-    table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()}, features=datasets.Features(features))
+    features = {
+        "x": datasets.List(datasets.Value("float32"), length=6),
+        "label": datasets.Value("int64"),
+    }
+    table = datasets.Dataset.from_dict(
+        {"x": X.tolist(), "label": Y.tolist()}, features=datasets.Features(features)
+    )
     table.save_to_disk(str(tmp_path))
-    dataset, x, y = datasets.load_from_disk(str(tmp_path)), X, Y
+    dataset = datasets.load_from_disk(str(tmp_path))
+    x = X
+    y = Y
     if shuffled:
         dataset = dataset.shuffle(seed=0)
-        x, y = np.array(dataset["x"], np.float32), np.array(dataset["label"])
-    ours, theirs = after((Samples(dataset, blocks=7),)), after(blocked(x, y, 7))
+        x = np.array(dataset["x"], np.float32)
+        y = np.array(dataset["label"])
+    ours = after((Samples(dataset, blocks=7),))
+    theirs = after(blocked(x, y, 7))
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     assert ours.evaluate(dataset) == theirs.evaluate(x, y)
     stream = Samples(dataset.to_iterable_dataset(num_shards=3), drop_last=True)

@@ -36,10 +36,15 @@ from tests.helpers.waiting import hang, wait_until
 
 
 class KillOnce:
-    """A transform that kills its own process at one batch, in the middle of a round, the first time only."""
+    """A transform that kills its own process at one batch, in the middle of a round, the first time
+    only.
+    """
 
     def __init__(self, flag: Path, at: int, number: int = signal.SIGKILL) -> None:
-        self.flag, self.at, self.number, self.seen = flag, at, number, 0
+        self.flag = flag
+        self.at = at
+        self.number = number
+        self.seen = 0
 
     def __call__(self, x):
         self.seen += 1
@@ -59,7 +64,9 @@ def test_a_kill_in_a_round_changes_no_bits(shared_local, tmp_path, options):
     for flag in ("never", "killed"):
         if flag == "never":
             (tmp_path / flag).touch()
-        trainer = trainer_of(shared_local, seed=1, optimizer=SGD, transform=KillOnce(tmp_path / flag, at=3))
+        trainer = trainer_of(
+            shared_local, seed=1, optimizer=SGD, transform=KillOnce(tmp_path / flag, at=3)
+        )
         results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, **options))
     assert (tmp_path / "killed").exists()
     assert_same_bits(*results)
@@ -69,7 +76,8 @@ class Resize(Callback):
     """Changes the number of processes after every round."""
 
     def __init__(self, engine, sizes):
-        self.engine, self.sizes = engine, sizes
+        self.engine = engine
+        self.sizes = sizes
 
     def on_round_end(self, trainer, record):
         self.engine.resize(self.sizes[record["round"] % len(self.sizes)])
@@ -124,16 +132,25 @@ class Explosive(nn.Module):
 @pytest.mark.usefixtures("forked_processes")
 def test_an_exception_in_the_model_ends_everything():
     x, y = classification(samples=120)
-    x[1], x[62] = 111, 666  # the first worker hangs in its second batch, the second one raises in its third
-    processes, files = children(), leftovers(os.getpid())
+    # The first worker hangs in its second batch, the second one raises in its third.
+    x[1], x[62] = 111, 666
+    processes = children()
+    files = leftovers(os.getpid())
     trainer = trainer_of("local", 2, seed=1, net=Explosive, optimizer=SGD)
     with pytest.raises(ArithmeticError, match="the forward pass met 666") as caught:
         trainer.fit(
-            *blocked(x, y, 2), num_epochs=50, batch_size=1, shuffle=None, shuffle_block_data=False, progress=False
+            *blocked(x, y, 2),
+            num_epochs=50,
+            batch_size=1,
+            shuffle=None,
+            shuffle_block_data=False,
+            progress=False,
         )
     assert isinstance(caught.value.__cause__, WorkerTraceback)
     assert "in forward" in str(caught.value.__cause__)
-    assert any("batch of x with shape (1, 6) and dtype float32" in note for note in caught.value.__notes__)
+    assert any(
+        "batch of x with shape (1, 6) and dtype float32" in note for note in caught.value.__notes__
+    )
     wait_until(lambda: not [p for p in children() if p not in processes and p.is_running()])
     assert leftovers(os.getpid()) == files
 
@@ -161,7 +178,13 @@ NORM = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3
 @pytest.mark.parametrize(
     ("net", "data", "error", "message", "note"),
     [
-        (mlp(), (X, Y + 1), IndexError, "Target 3 is out of bounds", "go from 1 to 3: classes are numbered from 0"),
+        (
+            mlp(),
+            (X, Y + 1),
+            IndexError,
+            "Target 3 is out of bounds",
+            ("go from 1 to 3: classes are numbered from 0"),
+        ),
         (EMBEDDING, (np.full((6, 1), 7), Y[:6]), IndexError, None, r"\A((?!classes)[\s\S])*\Z"),
         (
             mlp(),
@@ -177,14 +200,22 @@ NORM = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3
             "more than 1 value per channel",
             "BatchNorm needs two samples in each",
         ),
-        (mlp(), (X,), ValueError, "do not match outputs", r"\nThere is no y, so x is its own target\.$"),
+        (
+            mlp(),
+            (X,),
+            ValueError,
+            "do not match outputs",
+            r"\nThere is no y, so x is its own target\.$",
+        ),
     ],
     ids=["classes", "embedding", "shapes", "one sample", "no targets"],
 )
 def test_errors_of_the_network_are_explained(engine, net, data, error, message, note):
     trainer = trainer_of(engine, workers=1, net=lambda: net, optimizer=SGD)
     with pytest.raises(error, match=message) as caught:
-        trainer.evaluate(X) if len(data) == 1 else fit(trainer, data=data, num_epochs=1, batch_size=60)
+        trainer.evaluate(X) if len(data) == 1 else fit(
+            trainer, data=data, num_epochs=1, batch_size=60
+        )
     assert re.search(note, "\n".join(caught.value.__notes__)), caught.value.__notes__
 
 
@@ -212,12 +243,17 @@ def test_errors_of_labels_say_how_to_convert_them(loss, y, hint):
 
 
 def test_errors_of_other_losses_and_targets_have_no_hint_on_labels():
-    for loss, y in ((nn.MSELoss(), Y.astype(np.float32)), (nn.CrossEntropyLoss(), ONE_HOT[:, :2].float())):
+    for loss, y in (
+        (nn.MSELoss(), Y.astype(np.float32)),
+        (nn.CrossEntropyLoss(), ONE_HOT[:, :2].float()),
+    ):
         trainer = DistributedTrainer(1, engine="serial")
         trainer.build(mlp(), SGD, loss)
         with pytest.raises((RuntimeError, ValueError)) as caught:
             trainer.evaluate(X, y)
-        assert not re.search("long|squeeze|argmax", "".join([str(caught.value), *caught.value.__notes__]))
+        assert not re.search(
+            "long|squeeze|argmax", "".join([str(caught.value), *caught.value.__notes__])
+        )
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
@@ -231,14 +267,18 @@ def test_a_loss_that_turns_nan_names_round_and_worker(ahead, merge):
     if ahead:
         fit(trainer, data=blocked(x, y, 2), num_epochs=ahead, **options)
     good = trainer.get_parameters()
-    with pytest.raises(DivergedError, match=f"loss became nan in round {ahead} on worker 0; lower the"):
+    with pytest.raises(
+        DivergedError, match=(f"loss became nan in round {ahead} on worker 0; lower the")
+    ):
         fit(trainer, data=blocked(bad, y, 2), num_epochs=1, **options)
     assert_same_bits(trainer.get_parameters(), good)
 
 
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
 def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, tmp_path, merge):
-    """The bad block comes in the third round: what the first made is kept, also where workers do not wait."""
+    """The bad block comes in the third round: what the first made is kept, also where workers do
+    not wait.
+    """
 
     def held(batch):
         return tasks.wait_for(tmp_path / "gate", batch) if batch.isnan().any() else batch
@@ -248,7 +288,12 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, tmp_pat
     gate = CallAt("round_end", lambda trainer: (tmp_path / "gate").touch())
     trainer = trainer_of(shared_local, workers=2, net=mlp, optimizer=SGD, transform=held)
     initial = trainer.get_parameters()
-    options = {"num_epochs": 1, "batch_size": 5, "merge": Merge(merge, unit="blocks"), "shuffle": None}
+    options = {
+        "num_epochs": 1,
+        "batch_size": 5,
+        "merge": Merge(merge, unit="blocks"),
+        "shuffle": None,
+    }
     with pytest.raises(DivergedError, match="round 2 on worker 1"):
         fit(trainer, gate, data=blocked(x, y, 6), **options)
     kept = trainer.get_parameters()
@@ -301,13 +346,16 @@ SCRIPT = textwrap.dedent(
 @pytest.fixture
 def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
     """Starts the script in a session of its own, which ends with the test however that ends."""
-    script, begun = tmp_path / "script.py", []
+    script = tmp_path / "script.py"
+    begun = []
 
     def begin() -> subprocess.Popen:
         script.write_text(SCRIPT)
         command = [sys.executable, str(script), str(tmp_path / "training")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        pipes["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        pipes["env"] = {
+            name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+        }
         begun.append(subprocess.Popen(command, start_new_session=True, **pipes))
         return begun[-1]
 
@@ -324,7 +372,8 @@ def test_a_script_without_a_main_guard_trains_and_ctrl_c_ends_all_of_it(start, t
     (tmp_path / "training").unlink()
     wait_until((tmp_path / "training").exists)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the coordinator and all workers
-    wait_until(lambda: process.poll() is not None and not session(process.pid), 200)  # the fit takes half an hour
+    # The fit takes half an hour.
+    wait_until(lambda: process.poll() is not None and not session(process.pid), 200)
     out, err = process.communicate()
     assert process.returncode in (130, -signal.SIGINT)
     assert err.count("Traceback") == 1

@@ -77,8 +77,15 @@ def test_files_are_blocks_in_memory(engine, files, in_memory, number, tmp_path):
     theirs, expected = in_memory(number)
     assert_same_bits(ours, theirs)
     assert [record["loss"] for record in history] == [record["loss"] for record in expected]
-    assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * sum(SIZES)
-    later = [worker["files"] for record in history[1:] for worker in record["workers"] if record["epoch"] > 1]
+    assert sum(worker["samples"] for record in history for worker in record["workers"]) == 2 * sum(
+        SIZES
+    )
+    later = [
+        worker["files"]
+        for record in history[1:]
+        for worker in record["workers"]
+        if record["epoch"] > 1
+    ]
     assert reading not in cached or all(read["cached"] == read["files"] for read in later)
 
 
@@ -93,7 +100,8 @@ def test_evaluate_predict_and_validation_take_files(engine, files, samples, tmp_
     trainer = trainer_of(engine, 2)
     cached = FileDataset(files.files, threads=4, cache=tmp_path)
     trainer.fit(cached, num_epochs=1, batch_size=5, validation_data=files, **POOLS)
-    measured, outputs = trainer.evaluate(files), trainer.predict(x)
+    measured = trainer.evaluate(files)
+    outputs = trainer.predict(x)
     assert trainer.evaluate(cached) == measured
     assert "57 samples" in str(trainer.configuration["fit"]["data"])
     rounding = loss_error(np.float32, len(x))
@@ -126,7 +134,11 @@ REFUSED = [
     ({"shuffle": PartialShuffle(), "shuffle_block_data": False}, ValueError, "shuffle_block_data="),
     ({"shuffle": PartialShuffle(), "buffer": BufferSpec("FIFO", 9)}, ValueError, "buffer="),
     ({"buffer": BufferSpec("Reservoir", 9, max_repeats=2)}, ValueError, "max_repeats=2"),
-    ({"buffer": BufferSpec("SimPairedReservoir", 9, None, 3, 3)}, ValueError, "a SimPairedReservoir"),
+    (
+        {"buffer": BufferSpec("SimPairedReservoir", 9, None, 3, 3)},
+        ValueError,
+        ("a SimPairedReservoir"),
+    ),
     ({"threads": 10}, ValueError, "threads=10, file_buffer=10"),
     ({"file_buffer": 0}, ValueError, "file_buffer=0"),
     ({"y": "z"}, BadFileError, ">f4 (2,) in 'x'"),
@@ -137,11 +149,22 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "error", "name"), REFUSED)
 def test_options_that_do_not_fit(files, tmp_path, options, error, name, raises):
-    np.savez(tmp_path / "a.npz", x=np.ones((3, 2), ">f4"), y=np.arange(3), z=np.ones((3, 6), np.float32))
-    of_files = {key: options[key] for key in options if key not in ("shuffle", "shuffle_block_data", "buffer")}
+    np.savez(
+        tmp_path / "a.npz", x=np.ones((3, 2), ">f4"), y=np.arange(3), z=np.ones((3, 6), np.float32)
+    )
+    of_files = {
+        key: options[key]
+        for key in options
+        if key not in ("shuffle", "shuffle_block_data", "buffer")
+    }
     own = tmp_path / "a.npz" if options.keys() & {"x", "y"} else files.files
     with raises(error, name):
-        fitted("serial", 1, FileDataset(own, **of_files), **{k: options[k] for k in options if k not in of_files})
+        fitted(
+            "serial",
+            1,
+            FileDataset(own, **of_files),
+            **{k: options[k] for k in options if k not in of_files},
+        )
     fitted("serial", 1, FileDataset(files.files, threads=10, file_buffer=11))
     fitted("serial", 1, FileDataset(tmp_path / "a.npz", x="z"))  # the others are not read
 
@@ -166,11 +189,14 @@ FIRO = {"buffer": BufferSpec("FIRO", 24, threshold=9)}
 @pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, FIRO], ids=str)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_corrupt_file_is_an_error_or_left_out(engine, own_files, options, merge):
-    strict, lenient = (FileDataset(f"{own_files}/*.npz", on_bad_file=how) for how in ("raise", "skip"))
+    strict, lenient = (
+        FileDataset(f"{own_files}/*.npz", on_bad_file=how) for how in ("raise", "skip")
+    )
     spoil(own_files / "2.npz")
     options = combined(options, merge=merge)
     with pytest.warns(UserWarning, match=r"skipped .*2\.npz is corrupt"):
-        ours, history = fitted(engine, 2, lenient, mlp, **options)  # batches may have one sample left
+        # Batches may have one sample left.
+        ours, history = fitted(engine, 2, lenient, mlp, **options)
     with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
         fitted(engine, 2, strict, **options)
     for record in history:
@@ -211,13 +237,17 @@ def test_a_round_of_only_bad_files_changes_nothing(engine, tmp_path, workers, me
     if merge != "commutative" or workers == 1:  # an outer optimizer takes no step without samples
         assert_same_bits(ours, theirs)
     assert all(np.isfinite(array).all() for array in ours.values())
-    assert sorted(record["samples"] for record in history if record["samples"]) == [r["samples"] for r in expected]
+    assert sorted(record["samples"] for record in history if record["samples"]) == [
+        r["samples"] for r in expected
+    ]
     assert len(history) == 2 * 8 // workers
     assert all(np.isnan(record["loss"]) for record in history if not record["samples"])
     assert set(history[-1]["skipped"]) == {str(files[number]) for number in bad}
 
 
-@pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge": Merge(every=0)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge": Merge(every=0)}], ids=str
+)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_an_epoch_without_a_readable_file_is_an_error(own_files, merge, options):
     dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
@@ -227,12 +257,17 @@ def test_an_epoch_without_a_readable_file_is_an_error(own_files, merge, options)
     before = trainer.get_parameters()
     with (
         pytest.warns(UserWarning, match="skipped"),
-        pytest.raises(BadFileError, match=r"^.*\d\.npz is corrupt.*; nor can any other file be read$"),
+        pytest.raises(
+            BadFileError, match=r"^.*\d\.npz is corrupt.*; nor can any other file be read$"
+        ),
     ):
         trainer.fit(dataset, num_epochs=3, batch_size=5, **combined(options, merge=merge))
     assert_same_bits(trainer.get_parameters(), before)
     assert sum(record["samples"] for record in trainer.history) == 0
-    with pytest.warns(UserWarning, match="skipped"), pytest.raises(BadFileError, match=r"\d\.npz is corrupt"):
+    with (
+        pytest.warns(UserWarning, match="skipped"),
+        pytest.raises(BadFileError, match=r"\d\.npz is corrupt"),
+    ):
         trainer.evaluate(dataset)
 
 

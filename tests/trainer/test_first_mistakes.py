@@ -41,7 +41,8 @@ class Wrapped(nn.Module):
 
     def __init__(self, wrap):
         super().__init__()
-        self.net, self.wrap = mlp(), wrap
+        self.net = mlp()
+        self.wrap = wrap
 
     def forward(self, x):
         return self.wrap(self.net(x))
@@ -54,11 +55,15 @@ class Output:
 
 
 @pytest.mark.parametrize(
-    "wrap", [Output, lambda logits: {"logits": logits, "hidden": logits * 2}], ids=["object", "dict"]
+    "wrap",
+    [Output, lambda logits: {"logits": logits, "hidden": logits * 2}],
+    ids=["object", "dict"],
 )
 def test_logits_of_outputs_with_names_are_taken(wrap):
     expected, found = (trainer_of(net, metric="accuracy") for net in (mlp(), Wrapped(wrap)))
-    plain, trained = (trainer.fit(X, Y, **FIT, validation_data=(X, Y)) for trainer in (expected, found))
+    plain, trained = (
+        trainer.fit(X, Y, **FIT, validation_data=(X, Y)) for trainer in (expected, found)
+    )
     assert_same_bits({name.removeprefix("net."): array for name, array in trained.items()}, plain)
     assert found.history[-1]["val_accuracy"] == expected.history[-1]["val_accuracy"]
 
@@ -73,10 +78,8 @@ def test_the_outputs_own_loss_is_taken_without_y():
             logits = self.net(features)
             return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
-    plain, trained = (
-        trainer_of(mlp()).fit(X, Y, **FIT),
-        trainer_of(Labelled()).fit({"features": X, "labels": Y}, **FIT),
-    )
+    plain = trainer_of(mlp()).fit(X, Y, **FIT)
+    trained = trainer_of(Labelled()).fit({"features": X, "labels": Y}, **FIT)
     assert_same_bits({name.removeprefix("net."): array for name, array in trained.items()}, plain)
 
 
@@ -127,10 +130,31 @@ MISTAKES = {
         *(embedded(3), "cross_entropy", np.tile(Y[:, None], 6) * 2, Y, IndexError),
         "takes integers from 0 to n - 1; those in x go from 0 to 4",
     ),
-    "one feature": (nn.Linear(1, 3), "cross_entropy", X[:, 0], Y, RuntimeError, r"give x\[:, None\], or x\[None\]"),
-    "boolean targets": (mlp(), nn.CrossEntropyLoss(), X, Y > 0, RuntimeError, r"class number .*: give y.long\(\)"),
+    "one feature": (
+        nn.Linear(1, 3),
+        "cross_entropy",
+        X[:, 0],
+        Y,
+        RuntimeError,
+        r"give x\[:, None\], or x\[None\]",
+    ),
+    "boolean targets": (
+        mlp(),
+        nn.CrossEntropyLoss(),
+        X,
+        Y > 0,
+        RuntimeError,
+        r"class number .*: give y.long\(\)",
+    ),
     "a list of dicts": (
-        *(mlp(), "cross_entropy", [{"x": x, "y": 1} for x in X], None, ValueError, r"Samples\(samples\)"),
+        *(
+            mlp(),
+            "cross_entropy",
+            [{"x": x, "y": 1} for x in X],
+            None,
+            ValueError,
+            r"Samples\(samples\)",
+        ),
     ),
     "arrays in a frame": (
         *(mlp(), "cross_entropy", ARRAYS, Y, ValueError),
@@ -156,17 +180,56 @@ MISTAKES = {
         "and mse_loss " + COMPARED,
     ),
     "arithmetic that broadcasts": (
-        *(nn.Linear(6, 1), lambda output, y: ((y.double() - output) ** 2).mean(), X, ONE, ValueError),
+        *(
+            nn.Linear(6, 1),
+            lambda output, y: ((y.double() - output) ** 2).mean(),
+            X,
+            ONE,
+            ValueError,
+        ),
         "and sub " + COMPARED,
     ),
     "outputs without a column": (
-        *(Wrapped(lambda logits: logits[:, 0]), lambda output, y: (output - y).abs().mean(), X, ONE[:, None]),
+        *(
+            Wrapped(lambda logits: logits[:, 0]),
+            lambda output, y: (output - y).abs().mean(),
+            X,
+            ONE[:, None],
+        ),
         *(ValueError, r"and sub compares them element by element: .* y\[:, 0\]"),
     ),
-    "groups": (mlp(), "cross_entropy", FRAME.groupby("y"), None, TypeError, r"sequences, \[group\[columns\] for"),
-    "samples of a frame": (mlp(), "cross_entropy", lambda: Samples(FRAME), None, TypeError, "give x=frame"),
-    "a lazy frame": (mlp(), "cross_entropy", Lazy(), Y, TypeError, r"not read yet: give frame.collect\(\)"),
-    "DataParallel": (nn.DataParallel(mlp()), "cross_entropy", X, Y, ValueError, "DataParallel, .* give net.module"),
+    "groups": (
+        mlp(),
+        "cross_entropy",
+        FRAME.groupby("y"),
+        None,
+        TypeError,
+        r"sequences, \[group\[columns\] for",
+    ),
+    "samples of a frame": (
+        mlp(),
+        "cross_entropy",
+        lambda: Samples(FRAME),
+        None,
+        TypeError,
+        ("give x=frame"),
+    ),
+    "a lazy frame": (
+        mlp(),
+        "cross_entropy",
+        Lazy(),
+        Y,
+        TypeError,
+        r"not read yet: give frame.collect\(\)",
+    ),
+    "DataParallel": (
+        nn.DataParallel(mlp()),
+        "cross_entropy",
+        X,
+        Y,
+        ValueError,
+        ("DataParallel, .* give net.module"),
+    ),
     "meta": (
         nn.Linear(6, 3, device="meta"),
         "cross_entropy",
@@ -177,31 +240,63 @@ MISTAKES = {
     ),
     "a tuple": (
         *(Wrapped(lambda logits: (logits, logits)), "cross_entropy", X, Y),
-        *(TypeError, "returns a tuple, and the loss takes a tensor: build with loss=, .* or with training_step="),
+        *(
+            TypeError,
+            (
+                "returns a tuple, and the loss takes a tensor: build with loss=, .* or "
+                "with training_step="
+            ),
+        ),
     ),
     "channels last": (
         *(image_net(), "cross_entropy", np.ones((60, 8, 8, 3), np.float32), Y),
         *(RuntimeError, "3 channels last.*x.transpose.0, 3, 1, 2"),
     ),
     "no channels": (
-        *(nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), "cross_entropy", np.ones((60, 8, 8), np.float32), Y),
+        *(
+            nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()),
+            "cross_entropy",
+            np.ones((60, 8, 8), np.float32),
+            Y,
+        ),
         *(RuntimeError, r"no dimension of channels: give x\[:, None\]"),
     ),
     "targets in a column": (
         *(mlp(), nn.CrossEntropyLoss(), X, Y[:, None]),
         *(RuntimeError, r"and y with shape \(15, 1\) and dtype int64 went through a network"),
     ),
-    "the name of a column": (mlp(), "cross_entropy", X, "kind", ValueError, r"a column as frame\['label'\]"),
+    "the name of a column": (
+        mlp(),
+        "cross_entropy",
+        X,
+        "kind",
+        ValueError,
+        r"a column as frame\['label'\]",
+    ),
     "BCE with (n,)": (
         *(nn.Linear(6, 1), nn.BCEWithLogitsLoss(), X, ONE),
         *(ValueError, r"\(15, 1\) and targets \(15,\), and BCEWithLogitsLoss " + COMPARED),
     ),
-    "MSE that broadcasts": (nn.Linear(6, 1), nn.MSELoss(), X, ONE, ValueError, "MSELoss " + COMPARED),
+    "MSE that broadcasts": (
+        nn.Linear(6, 1),
+        nn.MSELoss(),
+        X,
+        ONE,
+        ValueError,
+        "MSELoss " + COMPARED,
+    ),
     "logits": (
         *(nn.Linear(6, 1), "binary_cross_entropy", X, ONE[:, None]),
         *(RuntimeError, "takes probabilities: end the network with nn.Sigmoid"),
     ),
-    "text": (mlp(), "cross_entropy", np.array(["one", "two"] * 30), Y, TypeError, "a tokenizer makes integers"),
+    "text": (
+        mlp(),
+        "cross_entropy",
+        np.array(["one", "two"] * 30),
+        Y,
+        TypeError,
+        ("a tokenizer makes integers"),
+    ),
 }
 
 
@@ -211,7 +306,9 @@ def test_common_mistakes_say_how_to_fix_them(name, method):
     net, loss, x, y, error, message = MISTAKES[name]
     with pytest.raises(error) as caught:
         getattr(trainer_of(net, loss), method)(x() if callable(x) else x, y, **FIT)
-    assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL)
+    assert re.search(
+        message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL
+    )
 
 
 def test_a_step_that_calls_backward_is_told_that_the_trainer_does():
@@ -224,7 +321,10 @@ def test_a_step_that_calls_backward_is_told_that_the_trainer_does():
     trainer.build(mlp(), SGD, training_step=step)
     with pytest.raises(RuntimeError, match="a second time") as caught:
         trainer.fit(X, Y, **FIT)
-    assert "The trainer calls backward() itself: leave it out of the training step." in caught.value.__notes__
+    assert (
+        "The trainer calls backward() itself: leave it out of the training step."
+        in caught.value.__notes__
+    )
 
 
 def squared(output, y):
@@ -233,12 +333,15 @@ def squared(output, y):
 
 def test_broadcasting_is_an_error_that_names_the_users_line(shared_local):
     """In training, validation, metrics, evaluation and online fits."""
-    column, rows = ONE[:, None], [*zip(X, ONE, strict=True)]
+    column = ONE[:, None]
+    rows = [*zip(X, ONE, strict=True)]
     online = {"buffer": BufferSpec("FIFO", 16), "batch_size": 5, "progress": False}
     by_name = trainer_of(nn.Linear(6, 1), "mse", squared)
     for call in (
         lambda: trainer_of(nn.Linear(6, 1), squared).fit(X, ONE, **FIT),
-        lambda: trainer_of(nn.Linear(6, 1), squared).fit(X, column, **FIT, validation_data=(X, ONE)),
+        lambda: trainer_of(nn.Linear(6, 1), squared).fit(
+            X, column, **FIT, validation_data=(X, ONE)
+        ),
         lambda: trainer_of(nn.Linear(6, 1), squared).evaluate(X, ONE),
         lambda: by_name.fit(X, ONE, **FIT),
         lambda: trainer_of(nn.Linear(6, 1), squared, engine=shared_local).fit_online(
@@ -317,7 +420,9 @@ class Centers(nn.Linear):
 
 
 def test_steps_may_compare_pairs():
-    """What broadcasts on purpose is trained: layers, comparisons of targets with each other, and of pairs."""
+    """What broadcasts on purpose is trained: layers, comparisons of targets with each other, and of
+    pairs.
+    """
 
     def step(model, batch, context):
         x, y = batch
@@ -346,15 +451,25 @@ def test_steps_may_compare_pairs():
 )
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_accuracy_of_a_binary_cross_entropy_compares_each_output(loss, outputs):
-    """Logits with 0, and probabilities with one half; also where each sample has several labels, or none."""
+    """Logits with 0, and probabilities with one half; also where each sample has several labels, or
+    none.
+    """
     y = (np.random.default_rng(0).random((60, outputs)) < 0.4).astype(np.float32)
     layer = nn.Linear(6, outputs)
-    net = nn.Sequential(layer, nn.Sigmoid()) if loss == "bce" or isinstance(loss, nn.BCELoss) else layer
+    net = (
+        nn.Sequential(layer, nn.Sigmoid())
+        if loss == "bce" or isinstance(loss, nn.BCELoss)
+        else layer
+    )
     trainer = trainer_of(net, loss, "accuracy")
     trainer.fit(X, y, **FIT, validation_data=(X, y))
     threshold = 0.5 if net is not layer else 0
     found = (trainer.predict(X) > threshold) == (y > 0)
-    assert trainer.evaluate(X, y)["accuracy"] == trainer.history[-1]["val_accuracy"] == pytest.approx(found.mean())
+    assert (
+        trainer.evaluate(X, y)["accuracy"]
+        == trainer.history[-1]["val_accuracy"]
+        == pytest.approx(found.mean())
+    )
 
 
 @pytest.mark.parametrize(
@@ -366,7 +481,11 @@ def test_accuracy_of_a_binary_cross_entropy_compares_each_output(loss, outputs):
             "the targets of a binary cross entropy are 0 or 1, and these go from 1 to 2",
         ),
         (nn.Linear(6, 1), 2 * ONE[:, None] - 1, "these go from -1 to 1: give .* > threshold"),
-        (nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()), ONE[:, None], "applies a sigmoid to them once more; remove"),
+        (
+            nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()),
+            ONE[:, None],
+            ("applies a sigmoid to them once more; remove"),
+        ),
     ],
 )
 def test_what_a_binary_cross_entropy_trains_on_in_silence_is_told(net, y, message):
@@ -376,7 +495,8 @@ def test_what_a_binary_cross_entropy_trains_on_in_silence_is_told(net, y, messag
 
 
 def test_frames_whose_indexes_are_in_another_order_are_told():
-    frame, labels = pd.DataFrame(X), pd.Series(Y)
+    frame = pd.DataFrame(X)
+    labels = pd.Series(Y)
     shuffled = frame.sample(frac=1, random_state=0)
     message = r"x and y have the same index in another order, .*; y.loc\[x.index\] pairs them"
     with pytest.warns(UserWarning, match=message):
@@ -388,7 +508,8 @@ def test_frames_whose_indexes_are_in_another_order_are_told():
 @pytest.mark.parametrize("names", [["one", 2] * 30, [0, 1] * 30])
 @pytest.mark.filterwarnings("error:x and y have the same index")
 def test_frames_may_have_indexes_without_an_order_or_with_repetitions(names):
-    frame, labels = pd.DataFrame(X, index=names), pd.Series(Y, index=names[::-1])
+    frame = pd.DataFrame(X, index=names)
+    labels = pd.Series(Y, index=names[::-1])
     trainer_of(mlp()).fit(frame, labels, **FIT)
 
 
@@ -398,10 +519,16 @@ def test_accuracy_of_several_labels_is_told_to_have_no_meaning():
 
     labels = (np.random.default_rng(0).random((60, 3)) < 0.5).astype(np.float32)
     for call in ("fit", "check_fit"):
-        with pytest.warns(UserWarning, match="the targets have several classes for a sample, or none, of which"):
+        with pytest.warns(
+            UserWarning, match=("the targets have several classes for a sample, or none, of which")
+        ):
             getattr(trainer_of(mlp(), loss, "accuracy"), call)(X, labels, **FIT)
-    trainer_of(mlp(), nn.CrossEntropyLoss(), "accuracy").fit(X, np.eye(3, dtype=np.float32)[Y], **FIT)
-    with pytest.raises(ValueError, match=r"build for a single output with loss=torch.nn.BCEWithLogitsLoss\(\)"):
+    trainer_of(mlp(), nn.CrossEntropyLoss(), "accuracy").fit(
+        X, np.eye(3, dtype=np.float32)[Y], **FIT
+    )
+    with pytest.raises(
+        ValueError, match=r"build for a single output with loss=torch.nn.BCEWithLogitsLoss\(\)"
+    ):
         trainer_of(nn.Linear(6, 1), loss, "accuracy").fit(X, ONE[:, None], **FIT)
 
 
@@ -420,7 +547,9 @@ def summed(output, target):
 )
 def test_a_loss_that_adds_up_the_samples_is_told(loss, wrap):
     for call in ("fit", "check_fit"):
-        with pytest.warns(UserWarning, match="the loss adds up the samples of a batch, .*: divide it by len"):
+        with pytest.warns(
+            UserWarning, match=("the loss adds up the samples of a batch, .*: divide it by len")
+        ):
             getattr(trainer_of(Wrapped(wrap), loss), call)(X, Y, **FIT)
 
 
@@ -431,9 +560,12 @@ def test_a_loss_that_adds_up_the_samples_is_told(loss, wrap):
 def test_a_softmax_of_one_output_is_told_to_train_nothing(last, loss):
     for call in ("fit", "check_fit"):
         with pytest.warns(
-            UserWarning, match="a softmax of one output is 1, and trains nothing: .*BCEWithLogitsLoss"
+            UserWarning,
+            match=("a softmax of one output is 1, and trains nothing: .*BCEWithLogitsLoss"),
         ):
-            getattr(trainer_of(nn.Sequential(nn.Linear(6, 1), last), loss), call)(X, ONE[:, None], **FIT)
+            getattr(trainer_of(nn.Sequential(nn.Linear(6, 1), last), loss), call)(
+                X, ONE[:, None], **FIT
+            )
 
 
 class Slope(nn.Module):
@@ -441,7 +573,8 @@ class Slope(nn.Module):
 
     def __init__(self, surroundings):
         super().__init__()
-        self.net, self.surroundings = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)), surroundings
+        self.net = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1))
+        self.surroundings = surroundings
 
     def forward(self, x):
         with self.surroundings():
@@ -473,13 +606,17 @@ def root(output, y):
 def test_a_metric_that_is_not_a_mean_over_samples_is_told(metric):
     for call in ("fit", "check_fit"):
         with pytest.warns(
-            UserWarning, match=f"the metric '{metric.__name__}' is not a mean over samples, .* of torchmetrics"
+            UserWarning,
+            match=(
+                f"the metric '{metric.__name__}' is not a mean over samples, .* of torchmetrics"
+            ),
         ):
             getattr(trainer_of(mlp(), metric=metric), call)(X, Y, **FIT)
 
 
 def contrast(output, y):
-    one, other = nn.functional.normalize(output), nn.functional.normalize(output.flip(1))
+    one = nn.functional.normalize(output)
+    other = nn.functional.normalize(output.flip(1))
     return nn.functional.cross_entropy(one @ other.T, torch.arange(len(output)))
 
 
@@ -487,7 +624,9 @@ def right(output, y):
     return (output.argmax(dim=1) == y).to(output.dtype).mean()
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(label_smoothing=0.1), contrast])
+@pytest.mark.parametrize(
+    "loss", ["cross_entropy", nn.CrossEntropyLoss(label_smoothing=0.1), contrast]
+)
 @pytest.mark.filterwarnings("error")
 def test_of_means_and_of_losses_that_compare_samples_nothing_is_told(loss):
     trainer_of(mlp(), loss, right).fit(X, Y, **FIT)
@@ -505,7 +644,9 @@ class Counted(nn.Module):
         return nn.functional.cross_entropy(output, y) + self.calls
 
 
-@pytest.mark.parametrize(("loss", "metric"), [(Counted(), None), ("cross_entropy", {"counted": Counted()})])
+@pytest.mark.parametrize(
+    ("loss", "metric"), [(Counted(), None), ("cross_entropy", {"counted": Counted()})]
+)
 def test_losses_and_metrics_that_count_their_calls_are_called_as_often_in_each_round(loss, metric):
     trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
     trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.0}, loss, metric)
@@ -525,7 +666,9 @@ class WeighedLoss(nn.Module):
 
 @pytest.mark.filterwarnings("error")
 def test_a_loss_whose_parameters_are_not_trained_is_told_how_they_are():
-    with pytest.warns(UserWarning, match="the loss has parameters, which are not trained: docs/models.md"):
+    with pytest.warns(
+        UserWarning, match=("the loss has parameters, which are not trained: docs/models.md")
+    ):
         trainer_of(mlp(), WeighedLoss())
     trainer_of(mlp(), WeighedLoss().requires_grad_(False)).fit(X, Y, **FIT)
 
@@ -555,14 +698,19 @@ def test_bytes_are_class_numbers_of_every_pixel():
     masks[:, 0] = 255
     net = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 1))
     loss = nn.CrossEntropyLoss(ignore_index=255)
-    found, expected = (trainer_of(net, loss).fit(X, y, **FIT) for y in (masks, masks.astype(np.int64)))
+    found, expected = (
+        trainer_of(net, loss).fit(X, y, **FIT) for y in (masks, masks.astype(np.int64))
+    )
     assert_same_bits(found, expected)
 
 
 NEAR_MISSES = {
     "bce_with_logits": ("loss", r"torch.nn.BCEWithLogitsLoss\(\)"),
     "BCEWithLogitsLoss": ("loss", r"torch.nn.BCEWithLogitsLoss\(\)"),
-    "binary_cross_entropy_with_logits": ("loss", "torch.nn.functional.binary_cross_entropy_with_logits"),
+    "binary_cross_entropy_with_logits": (
+        "loss",
+        "torch.nn.functional.binary_cross_entropy_with_logits",
+    ),
     "mae": ("loss", r"torch.nn.L1Loss\(\)"),
     "mse_loss": ("loss", "mse"),
     "CrossEntropyLoss": ("loss", "cross_entropy"),
@@ -601,7 +749,11 @@ NEAR_MISSES = {
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_say_what_was_meant(name):
     what, meant = NEAR_MISSES[name]
-    given = {"optimizer": SGD, "loss": "mse", **({what: name} if what in ("loss", "metric") else {})}
+    given = {
+        "optimizer": SGD,
+        "loss": "mse",
+        **({what: name} if what in ("loss", "metric") else {}),
+    }
     given |= {"optimizer": {"optimizer": name, "lr": 0.1}} if what == "optimizer" else {}
     given |= {"optimizer": {**SGD, name: 0.1}} if what == "option" else {}
 
@@ -631,7 +783,9 @@ def test_attributes_of_other_libraries_say_what_is_meant(name, meant):
     trainer = DistributedTrainer(1, engine="serial")
     with pytest.raises(AttributeError) as caught:
         getattr(trainer, name)
-    assert str(caught.value) == f"'DistributedTrainer' object has no attribute {name!r}; did you mean {meant}?"
+    assert str(caught.value) == (
+        f"'DistributedTrainer' object has no attribute {name!r}; did you mean {meant}?"
+    )
     assert not hasattr(trainer, "__unknown__")
 
 
@@ -674,14 +828,19 @@ def test_an_open_file_is_not_sent_with_its_text(shared_local, tmp_path):
     dataset = OfOpenFile(tmp_path / "text")
     with (
         dataset.file,
-        pytest.raises(TypeError, match=r"dataset.dataset.file \(_io.TextIOWrapper\) cannot be pickled"),
+        pytest.raises(
+            TypeError, match=r"dataset.dataset.file \(_io.TextIOWrapper\) cannot be pickled"
+        ),
     ):
         trainer_of(mlp(), engine=shared_local).fit(dataset, **FIT)
 
 
 def test_element_wise_losses_take_integers():
-    net, integers = nn.Linear(6, 1), ONE[:, None].astype(int)
-    fits = [trainer_of(net, nn.BCEWithLogitsLoss()).fit(X, y, **FIT) for y in (ONE[:, None], integers)]
+    net = nn.Linear(6, 1)
+    integers = ONE[:, None].astype(int)
+    fits = [
+        trainer_of(net, nn.BCEWithLogitsLoss()).fit(X, y, **FIT) for y in (ONE[:, None], integers)
+    ]
     assert_same_bits(*fits)
 
 
@@ -754,10 +913,13 @@ def test_callbacks_say_what_is_wrong_before_processes_start(tmp_path):
 
 @pytest.mark.usefixtures("_no_processes")
 @pytest.mark.parametrize(
-    ("blocks", "shuffled"), [(1, {}), (3, {"shuffle": "total"}), (3, {"buffer": BufferSpec("FIRO", 30)})]
+    ("blocks", "shuffled"),
+    [(1, {}), (3, {"shuffle": "total"}), (3, {"buffer": BufferSpec("FIRO", 30)})],
 )
 def test_what_a_batch_of_workers_has_is_no_mistake(blocks, shuffled):
-    """Two samples lack classes, and so does the first batch in the order of the data; workers' batches do not."""
+    """Two samples lack classes, and so does the first batch in the order of the data; workers'
+    batches do not.
+    """
     by_class = np.argsort(Y, kind="stable")
     x, y = (BlockedTensor.from_array(each[by_class], (blocks, 1)) for each in (X, Y))
     trainer = DistributedTrainer(1, engine="local", seed=0)
@@ -777,7 +939,8 @@ def test_early_tries_change_nothing():
 
     trainer = DistributedTrainer(2, engine="local", seed=0)
     trainer.build(mlp(), SGD, training_step=step)
-    before, drawn = trainer.get_parameters(), np.random.get_state()[1].copy()
+    before = trainer.get_parameters()
+    drawn = np.random.get_state()[1].copy()
     with pytest.raises(AssertionError, match="processes start"):
         trainer.fit(X, Y, **FIT)
     assert calls == [2]
@@ -797,10 +960,13 @@ def test_nothing_is_tried_here_for_workers_elsewhere(monkeypatch):
 
 
 class OnFirstUse(torch.utils.data.Dataset):
-    """Gets what cannot be pickled when it is read, as data sets open HDF5 files, and notes what was read."""
+    """Gets what cannot be pickled when it is read, as data sets open HDF5 files, and notes what was
+    read.
+    """
 
     def __init__(self):
-        self.lock, self.read = None, []
+        self.lock = None
+        self.read = []
 
     def __len__(self):
         return len(X)
@@ -818,7 +984,11 @@ def test_early_tries_leave_data_sets_as_they_are(validation):
     trainer = DistributedTrainer(2, engine="local", seed=0)
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(AssertionError, match="processes start"):
-        trainer.fit(*((X, Y) if validation else (dataset,)), **FIT, validation_data=dataset if validation else None)
+        trainer.fit(
+            *((X, Y) if validation else (dataset,)),
+            **FIT,
+            validation_data=dataset if validation else None,
+        )
     assert dataset.lock is None
     assert dataset.read == [0]  # to learn what a sample is
 
@@ -836,10 +1006,14 @@ class OfTwenty(nn.Module):
         return self.net(x)
 
 
-@pytest.mark.parametrize("mixed", [{"shuffle": PartialShuffle(30)}, {"buffer": BufferSpec("FIRO", 30)}], ids=named)
+@pytest.mark.parametrize(
+    "mixed", [{"shuffle": PartialShuffle(30)}, {"buffer": BufferSpec("FIRO", 30)}], ids=named
+)
 @pytest.mark.parametrize("size", [{"batch_size": 20}, {"num_batches_per_worker": 1}], ids=named)
 def test_batches_that_are_cut_from_several_blocks_are_tried_whole(mixed, size, monkeypatch):
-    """Of 6 blocks of 10 samples, or 3 of 20; workers train them, and the try before has batches like theirs."""
+    """Of 6 blocks of 10 samples, or 3 of 20; workers train them, and the try before has batches
+    like theirs.
+    """
     blocks = 6 if "batch_size" in size else 3
     x, y = (BlockedTensor.from_array(each, (blocks, 1)) for each in (X, Y))
     data = x, y

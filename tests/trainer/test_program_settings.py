@@ -29,19 +29,29 @@ def seen(x):
 
 @pytest.mark.parametrize(
     "name",
-    ["default dtype", "precision of products", "cuDNN", "deterministic", "no numbers near 0", "numpy's errors"],
+    [
+        "default dtype",
+        "precision of products",
+        "cuDNN",
+        "deterministic",
+        "no numbers near 0",
+        ("numpy's errors"),
+    ],
 )
 def test_a_fit_has_the_bits_of_the_serial_engine(name, engine):
     def fit(on):
         torch.manual_seed(0)
         trainer = DistributedTrainer(2, engine=on, seed=0, threads=1)
-        trainer.build(nn.Linear(3, 2, dtype=torch.float32), SGD, "cross_entropy", "accuracy", transform=seen)
+        trainer.build(
+            nn.Linear(3, 2, dtype=torch.float32), SGD, "cross_entropy", "accuracy", transform=seen
+        )
         trainer.fit(X, Y, num_epochs=2, batch_size=4, validation_data=(X, Y), progress=False)
         loss = np.array(trainer.evaluate(X, Y)["loss"])
         return {**trainer.get_parameters(), "predicted": trainer.predict(X), "loss": loss}
 
     plain = fit("serial")
     with changed([name]):
-        expected, got = fit("serial"), fit(engine)
+        expected = fit("serial")
+        got = fit(engine)
     assert_same_bits(got, expected)
     assert not np.array_equal(plain["predicted"], expected["predicted"])

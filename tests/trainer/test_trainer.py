@@ -19,7 +19,16 @@ from compss_train.engines import nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.callbacks import CallAt
 from tests.helpers.cases import each_value
-from tests.helpers.models import FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from tests.helpers.models import (
+    FITS,
+    MODES,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+)
 from tests.helpers.processes import children
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import loss_error, output_error
@@ -36,8 +45,14 @@ def test_every_engine_gives_the_same_bits_in_every_synchronous_mode(engine):
     ways = [(1, "blocks"), (2, "total"), (2, None), (5, "blocks"), (5, "total"), (5, None)]
     for number, (workers, shuffle) in enumerate(ways):
         mode = MODES[number % 4]
-        options = {"batch_size": 4, "shuffle": shuffle, "shuffle_block_data": number % 3 > 0, **mode}
-        here, there = trainer_of("serial", workers), trainer_of(engine, workers)
+        options = {
+            "batch_size": 4,
+            "shuffle": shuffle,
+            "shuffle_block_data": number % 3 > 0,
+            **mode,
+        }
+        here = trainer_of("serial", workers)
+        there = trainer_of(engine, workers)
         assert_same_bits(fit(here, **options), fit(there, **options))
         assert [(r["loss"], r["accuracy"]) for r in here.history] == [
             (r["loss"], r["accuracy"]) for r in there.history
@@ -51,7 +66,9 @@ def test_a_seed_decides_the_bits(engine, shuffle):
     assert first["0.weight"].tobytes() != other["0.weight"].tobytes()
     drawn, differently = (built(engine, seed=None) for _ in range(2))
     assert drawn.seed != differently.seed
-    assert_same_bits(fit(drawn, shuffle=shuffle), fit(built(engine, seed=drawn.seed), shuffle=shuffle))
+    assert_same_bits(
+        fit(drawn, shuffle=shuffle), fit(built(engine, seed=drawn.seed), shuffle=shuffle)
+    )
 
 
 def test_predictions_before_a_fit_are_told_of_once():
@@ -64,7 +81,9 @@ def test_predictions_before_a_fit_are_told_of_once():
             given.set_parameters(fitted.get_parameters())
             for trainer in (fitted, given):
                 call(trainer)
-        with pytest.warns(UserWarning, match="that the network was built with, as no fit, restore") as told:
+        with pytest.warns(
+            UserWarning, match=("that the network was built with, as no fit, restore")
+        ) as told:
             call(untrained)
         assert told[0].filename == __file__
         with warnings.catch_warnings():
@@ -82,7 +101,9 @@ class Counting:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert x.dtype == torch.int32
         name = f"{torch.rand(()).item()}-{x[0, 0].item()}"
-        (self.folder / f"{name}-{len(list(self.folder.iterdir()))}.json").write_text(json.dumps(x[:, 0].tolist()))
+        (self.folder / f"{name}-{len(list(self.folder.iterdir()))}.json").write_text(
+            json.dumps(x[:, 0].tolist())
+        )
         return x.float() / 100
 
     def counts(self) -> Counter:
@@ -99,7 +120,8 @@ def test_every_fit_trains_on_every_sample_once_an_epoch(engine, tmp_path, name):
     assert list(parameters) == list(mlp().state_dict())
     assert all(np.isfinite(array).all() for array in parameters.values())
     assert sum(record["samples"] for record in trainer.history) == 4 * 43
-    assert len(trainer.history) == (1 if "asynchronous" in name and "n_epochs" in name else 4)  # by default
+    # By default.
+    assert len(trainer.history) == (1 if "asynchronous" in name and "n_epochs" in name else 4)
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
@@ -120,7 +142,9 @@ def test_two_fits_are_one_of_all_their_epochs(engine):
     fit(parts, num_epochs=2, shuffle="total")
     assert_same_bits(fit(parts, num_epochs=3, shuffle="total"), expected)
     keys = ("round", "epoch", "loss")
-    assert [[r[k] for k in keys] for r in parts.history] == [[r[k] for k in keys] for r in whole.history]
+    assert [[r[k] for k in keys] for r in parts.history] == [
+        [r[k] for k in keys] for r in whole.history
+    ]
 
 
 def test_fits_at_the_same_time_share_an_engine(shared_local):
@@ -146,11 +170,14 @@ def test_evaluate_and_predict_agree_with_the_model(engine):
     measured = trainer.evaluate(*blocked(X, Y, 7), batch_size=4)
     loss = nn.functional.cross_entropy(outputs, targets).item()
     assert measured["loss"] == pytest.approx(loss, abs=loss_error(np.float32, len(X)))
-    assert measured["accuracy"] == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
+    assert measured["accuracy"] == pytest.approx(
+        (outputs.argmax(1) == targets).float().mean().item()
+    )
 
 
 def test_parameters_go_out_and_in(engine):
-    trainer, other = built(engine), built(engine, seed=9)
+    trainer = built(engine)
+    other = built(engine, seed=9)
     returned = fit(trainer)
     assert_same_bits(returned, trainer.get_parameters())
     returned["0.weight"][:] = 0
@@ -169,7 +196,9 @@ def test_validation_is_the_evaluation_after_each_round(engine, merge):
     fit(trainer, merge=merge, validation_data=(x, y))
     assert all({"val_loss", "val_accuracy"} <= set(record) for record in trainer.history)
     last = trainer.evaluate(x, y)
-    assert trainer.history[-1]["val_loss"] == pytest.approx(last["loss"], abs=loss_error(np.float32, 20))
+    assert trainer.history[-1]["val_loss"] == pytest.approx(
+        last["loss"], abs=loss_error(np.float32, 20)
+    )
     assert len({record["val_loss"] for record in trainer.history}) == 3
 
 
@@ -179,7 +208,9 @@ def test_without_targets_a_batch_is_its_own(engine):
     assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]
     with torch.no_grad():
         expected = nn.functional.mse_loss(trainer.model()(torch.from_numpy(X)), torch.from_numpy(X))
-    assert trainer.evaluate(X)["loss"] == pytest.approx(expected.item(), abs=loss_error(np.float32, X.size))
+    assert trainer.evaluate(X)["loss"] == pytest.approx(
+        expected.item(), abs=loss_error(np.float32, X.size)
+    )
 
 
 class Foreign:
@@ -215,7 +246,9 @@ def test_other_forms_of_blocks_train_as_arrays_do(engine, tmp_path, form, shuffl
     if isinstance(blocks, BlockedTensor):
         np.testing.assert_array_equal(blocks.collect(), x)
         np.testing.assert_array_equal(targets.collect(), y)
-        assert type(blocks.tensors[0][0]) is {"mapped": np.memmap, "torch": torch.Tensor}.get(form, np.ndarray)
+        assert type(blocks.tensors[0][0]) is {"mapped": np.memmap, "torch": torch.Tensor}.get(
+            form, np.ndarray
+        )
 
 
 def test_own_engines_start_when_needed_and_again_after_close(monkeypatch, forked_processes):
@@ -237,7 +270,9 @@ def test_own_engines_start_when_needed_and_again_after_close(monkeypatch, forked
 
 
 def test_the_default_workers_are_those_that_run_together(monkeypatch):
-    monkeypatch.setattr(nodes, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
+    monkeypatch.setattr(
+        nodes, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8
+    )
     trainer = DistributedTrainer(engine="local")
     assert (trainer.num_workers, trainer.threads) == (4, 2)
     assert DistributedTrainer(engine="serial", threads=2).num_workers == 2
@@ -246,7 +281,9 @@ def test_the_default_workers_are_those_that_run_together(monkeypatch):
     assert EncapsulatedFunctionsDistributedPytorch().num_workers == 10
     with pytest.raises(ValueError, match="threads=0: give an integer"):
         DistributedTrainer(threads=0)
-    with pytest.raises(ValueError, match=f"num_workers={10**20}: give at most 100000, and no more than samples"):
+    with pytest.raises(
+        ValueError, match=(f"num_workers={10**20}: give at most 100000, and no more than samples")
+    ):
         DistributedTrainer(10**20, engine="serial")
 
 
@@ -287,7 +324,12 @@ def test_changes_in_place_do_not_reach_the_blocks(engine, shuffle):
     for every in (1, 0):
         trainer = built(engine, 1, net=mlp, transform=lambda batch: batch.mul_(0.5))
         data = blocked(x, y.astype(np.uint8), 2)
-        options = {"num_epochs": 2, "batch_size": 500, "shuffle": shuffle, "shuffle_block_data": False}
+        options = {
+            "num_epochs": 2,
+            "batch_size": 500,
+            "shuffle": shuffle,
+            "shuffle_block_data": False,
+        }
         results.append(fit(trainer, data=data, merge=Merge(every=every), **options))
         assert trainer.evaluate(*data) == trainer.evaluate(*data)
         np.testing.assert_array_equal(trainer.predict(data[0]), trainer.predict(data[0]))
@@ -305,4 +347,6 @@ def test_a_summary_says_what_is_trained():
     assert kinds["0.weight"] == kinds["1.bias"] == "trained"
     assert kinds["1.running_mean"] == kinds["1.num_batches_tracked"] == "buffer"
     assert kinds["4.weight"] == "frozen"
-    assert str(table).splitlines()[-1] == "192 parameters, 144 of them trained; 0.000904 MB in each worker's copy"
+    assert str(table).splitlines()[-1] == (
+        "192 parameters, 144 of them trained; 0.000904 MB in each worker's copy"
+    )

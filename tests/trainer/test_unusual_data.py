@@ -1,4 +1,6 @@
-"""Arrays, tensors and networks that look right and are not: an error that says what to give, before any task."""
+"""Arrays, tensors and networks that look right and are not: an error that says what to give, before
+any task.
+"""
 
 import warnings
 from functools import partial
@@ -35,13 +37,25 @@ def ragged(layout):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: np.ma.masked_greater(X, 1), r"is a masked array.*give array.filled\(value\).* sample_weight"),
+        (
+            lambda: np.ma.masked_greater(X, 1),
+            r"is a masked array.*give array.filled\(value\).* sample_weight",
+        ),
         (lambda: [np.ma.masked_greater(row, 1) for row in X], "is a masked array"),
-        (lambda: scipy.sparse.csr_array(X), r"a csr_array, which is sparse; give array.toarray\(\)"),
-        (lambda: scipy.sparse.coo_matrix(X), r"a coo_matrix, which is sparse; give array.toarray\(\)"),
+        (
+            lambda: scipy.sparse.csr_array(X),
+            r"a csr_array, which is sparse; give array.toarray\(\)",
+        ),
+        (
+            lambda: scipy.sparse.coo_matrix(X),
+            r"a coo_matrix, which is sparse; give array.toarray\(\)",
+        ),
         (lambda: TENSOR.to_sparse(), r"torch\.sparse_coo on cpu; give .* tensor\.to_dense\(\)"),
         (lambda: TENSOR.to_sparse_csr(), r"torch\.sparse_csr on cpu; give .* tensor\.to_dense\(\)"),
-        (lambda: ragged(torch.strided), r"is a nested tensor.*torch.nested.to_padded_tensor\(tensor, 0.0\)"),
+        (
+            lambda: ragged(torch.strided),
+            r"is a nested tensor.*torch.nested.to_padded_tensor\(tensor, 0.0\)",
+        ),
         (lambda: ragged(torch.jagged), "is a nested tensor"),
         (lambda: TENSOR.to("meta"), "is a tensor of .* on meta; give a dense one"),
         (
@@ -52,7 +66,10 @@ def ragged(layout):
             lambda: [[[1.0, 2.0]], [[3.0], [4.0]]],
             "cannot make an array of this list: .*inhomogeneous.*samples must have the same shape",
         ),
-        (lambda: [torch.zeros(5, requires_grad=True)] * 2, "cannot make an array of this list: .*requires grad"),
+        (
+            lambda: [torch.zeros(5, requires_grad=True)] * 2,
+            ("cannot make an array of this list: .*requires grad"),
+        ),
     ],
 )
 @pytest.mark.filterwarnings(
@@ -73,9 +90,13 @@ def test_data_that_are_no_plain_array(trainer, make, message):
             call()
 
 
-@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda w: BlockedTensor.from_array(w, (2, 1))])
+@pytest.mark.parametrize(
+    "kind", [np.asarray, torch.as_tensor, lambda w: BlockedTensor.from_array(w, (2, 1))]
+)
 def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
-    with pytest.raises(ValueError, match="sample_weight is 0 for every sample, so nothing would be trained"):
+    with pytest.raises(
+        ValueError, match=("sample_weight is 0 for every sample, so nothing would be trained")
+    ):
         trainer.fit(X, Y, **GOOD, sample_weight=kind(np.zeros(60)))
     np.save(tmp_path / "weights.npy", np.zeros(60))
     mapped = BlockedTensor.from_array(np.load(tmp_path / "weights.npy", mmap_mode="r"), (2, 1))
@@ -87,7 +108,10 @@ def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
     ("change", "name"),
     [
         (lambda array: array + 1j, "'0.weight' has dtype complex"),
-        (lambda array: array + 0.5, "'1.num_batches_tracked' has dtype float64, but int64 in the network"),
+        (
+            lambda array: array + 0.5,
+            ("'1.num_batches_tracked' has dtype float64, but int64 in the network"),
+        ),
         (lambda array: array.astype(str), "'0.weight' has dtype <U"),
         (lambda array: array.astype(object), "'0.weight' has dtype object"),
     ],
@@ -97,7 +121,9 @@ def test_parameters_that_are_others(trainer, change, name, raises):
     with raises(ValueError, name):
         trainer.set_parameters({name: change(array) for name, array in before.items()})
     after = trainer.get_parameters()
-    assert {name: after[name].tobytes() for name in before} == {name: before[name].tobytes() for name in before}
+    assert {name: after[name].tobytes() for name in before} == {
+        name: before[name].tobytes() for name in before
+    }
 
 
 class Loss:
@@ -123,7 +149,11 @@ NO_GRADIENT = "the loss has no gradient"
         (lambda loss: (loss, loss), ValueError, NO_TENSOR),
         (torch.Tensor.detach, ValueError, NO_GRADIENT),
         (lambda loss: (loss > 0).sum(), ValueError, NO_GRADIENT),
-        (lambda loss: loss.expand(6), ValueError, r"one number a batch .*not a tensor of shape \(6,\)"),
+        (
+            lambda loss: loss.expand(6),
+            ValueError,
+            r"one number a batch .*not a tensor of shape \(6,\)",
+        ),
     ],
 )
 def test_losses_that_cannot_be_trained_on(change, error, message):
@@ -149,7 +179,9 @@ def test_weighted_losses_that_return_floats():
 
 
 XB, YB = blocked(*classification(), 4)
-WARNING = "remove the softmax at the end of the network, or build with loss='categorical_cross_entropy'"
+WARNING = (
+    "remove the softmax at the end of the network, or build with loss='categorical_cross_entropy'"
+)
 MERGES = [
     {"merge": "synchronous"},
     {"merge": Merge("synchronous", every=2, unit="batches"), "buffer": BufferSpec("FIFO", 32)},
@@ -163,7 +195,9 @@ def soft() -> nn.Module:
 
 
 def built(net, loss, engine="serial", **options):
-    return trainer_of(engine, 2, seed=3, net=lambda: net, optimizer=SGD, loss=loss, metric=None, **options)
+    return trainer_of(
+        engine, 2, seed=3, net=lambda: net, optimizer=SGD, loss=loss, metric=None, **options
+    )
 
 
 def fit(trainer, **options):
@@ -192,7 +226,13 @@ def untold(output, target):
 def test_losses_of_logits_warn_and_train_to_the_same_bits():
     expected = fit(built(soft(), untold))  # no known loss of logits
     for loss in (
-        *("cross_entropy", "ce", "softmax_cross_entropy", functional.cross_entropy, nn.CrossEntropyLoss()),
+        *(
+            "cross_entropy",
+            "ce",
+            "softmax_cross_entropy",
+            functional.cross_entropy,
+            nn.CrossEntropyLoss(),
+        ),
         partial(functional.cross_entropy, label_smoothing=0.0),
         nn.CrossEntropyLoss(label_smoothing=0.0),
     ):
@@ -202,12 +242,18 @@ def test_losses_of_logits_warn_and_train_to_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    "loss", [nn.NLLLoss(), partial(functional.nll_loss, reduction="mean")], ids=["module", "function"]
+    "loss",
+    [nn.NLLLoss(), partial(functional.nll_loss, reduction="mean")],
+    ids=["module", "function"],
 )
-@pytest.mark.parametrize(("last", "warns"), [(nn.Identity(), 1), (nn.Softmax(dim=1), 1), (nn.LogSoftmax(dim=1), 0)])
+@pytest.mark.parametrize(
+    ("last", "warns"), [(nn.Identity(), 1), (nn.Softmax(dim=1), 1), (nn.LogSoftmax(dim=1), 0)]
+)
 def test_losses_of_log_probabilities_warn_of_other_outputs(loss, last, warns):
     trainer = built(nn.Sequential(mlp(), last), loss)
-    assert len(raised(fit, trainer, text="end the network with torch.nn.LogSoftmax(dim=1)")) == warns
+    assert (
+        len(raised(fit, trainer, text="end the network with torch.nn.LogSoftmax(dim=1)")) == warns
+    )
 
 
 def test_the_warning_points_to_the_caller(shared_local):
@@ -217,10 +263,15 @@ def test_the_warning_points_to_the_caller(shared_local):
 
 
 @given(
-    st.integers(1, 20), st.integers(2, 200), st.floats(-5, 5), st.sampled_from(["float16", "bfloat16", "float32"])
+    st.integers(1, 20),
+    st.integers(2, 200),
+    st.floats(-5, 5),
+    st.sampled_from(["float16", "bfloat16", "float32"]),
 )
 def test_every_softmax_gives_probabilities_and_its_logits_are_none(samples, classes, scale, dtype):
-    logits = torch.randn(samples, classes, generator=torch.Generator().manual_seed(samples)) * 10**scale
+    logits = (
+        torch.randn(samples, classes, generator=torch.Generator().manual_seed(samples)) * 10**scale
+    )
     rounded = logits.softmax(dim=1).to(getattr(torch, dtype))
     assert are_probabilities(rounded)
     assert are_probabilities(rounded[:, :, None].expand(-1, -1, 4))

@@ -50,11 +50,17 @@ HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end", "on_exc
 )
 def test_hooks_of_other_libraries_are_warned_of(callback, names):
     message = (
-        f"fits do not call {names} of {type(callback).__name__}; the hooks of a callback are {', '.join(HOOKS)}"
+        f"fits do not call {names} of {type(callback).__name__}; the hooks of a callback are "
+        f"{', '.join(HOOKS)}"
     )
     with pytest.warns(UserWarning, match=re.escape(message)) as caught:
         trainer_of().fit(
-            X, Y, num_epochs=1, batch_size=30, callbacks=[callback, callback.__class__()], progress=False
+            X,
+            Y,
+            num_epochs=1,
+            batch_size=30,
+            callbacks=[callback, callback.__class__()],
+            progress=False,
         )
     assert [warning.filename for warning in caught] == [__file__]
 
@@ -64,9 +70,13 @@ def test_hooks_of_other_libraries_are_warned_of(callback, names):
 )
 def test_two_callbacks_with_the_same_path_are_an_error(tmp_path, monkeypatch, kinds):
     monkeypatch.chdir(tmp_path)
-    first, second = (kind(place) for kind, place in zip(kinds, (tmp_path / "it.html", "it.html"), strict=True))
+    first, second = (
+        kind(place) for kind, place in zip(kinds, (tmp_path / "it.html", "it.html"), strict=True)
+    )
     names = " and ".join(kind.__name__ for kind in kinds)
-    with pytest.raises(ValueError, match=rf"{names} would both write to it\.html; give each its own"):
+    with pytest.raises(
+        ValueError, match=rf"{names} would both write to it\.html; give each its own"
+    ):
         check_callbacks([first, EarlyStopping(), second])
     check_callbacks([first, EarlyStopping()])
     check_callbacks([first, first.__class__("other.html")])
@@ -95,19 +105,26 @@ ALL = "loss, accuracy, val_loss, val_accuracy"
         ("zzz", {"validated": True}, ALL),
     ],
 )
-@pytest.mark.parametrize("make", [EarlyStopping, lambda *a, **k: Checkpoint("folder", 1, 2, *a, **k)])
+@pytest.mark.parametrize(
+    "make", [EarlyStopping, lambda *a, **k: Checkpoint("folder", 1, 2, *a, **k)]
+)
 def test_records_must_have_what_is_monitored(make, monitor, options, message):
-    callback, options = make(monitor, mode="max"), {"validated": False, **options}
+    callback = make(monitor, mode="max")
+    options = {"validated": False, **options}
     if message is None:
         check_watched([callback, Callback()], MEASURES, **options)
         return
-    text = f"{type(callback).__name__} monitors '{monitor}', but records have no '{monitor}' but {message}"
+    text = (
+        f"{type(callback).__name__} monitors '{monitor}', but records have no '{monitor}' "
+        f"but {message}"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         check_watched([callback], MEASURES, **options)
 
 
 def test_fields_that_a_user_callback_may_add_are_accepted():
-    stopping, saving = EarlyStopping("own", mode="max"), Checkpoint("folder", best="own", mode="max")
+    stopping = EarlyStopping("own", mode="max")
+    saving = Checkpoint("folder", best="own", mode="max")
     for callbacks in ([Adding(), stopping], [saving, Adding()]):
         check_watched(callbacks, MEASURES, validated=True)
     with pytest.raises(ValueError, match="EarlyStopping monitors 'own', but records have no 'own'"):
@@ -122,9 +139,12 @@ def test_a_field_of_a_callback_is_monitored_written_and_saved(tmp_path, number):
         def on_round_end(self, trainer, record):
             record["own"] = number * [3, 2, 1, 4][record["round"]]
 
-    trainer, restored, file = trainer_of(), trainer_of(), tmp_path / "history.csv"
+    trainer = trainer_of()
+    restored = trainer_of()
+    file = tmp_path / "history.csv"
     lines = tmp_path / "history.jsonl"
-    stopping, saving = EarlyStopping("own", mode="min", patience=1), Checkpoint(tmp_path, best="own", mode="min")
+    stopping = EarlyStopping("own", mode="min", patience=1)
+    saving = Checkpoint(tmp_path, best="own", mode="min")
     fit(trainer, Own(), Csv(file), JsonLines(lines), stopping, saving, num_epochs=4)
     own = [number * factor for factor in (3, 2, 1, 4)]
     assert [record["own"] for record in trainer.history] == own

@@ -1,4 +1,6 @@
-"""Several inputs and outputs: tuples, lists and dicts of columns, on every engine, bit for bit as a plain loop."""
+"""Several inputs and outputs: tuples, lists and dicts of columns, on every engine, bit for bit as a
+plain loop.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from tests.helpers import small_fits
 from tests.helpers.models import assert_same_bits, state_arrays
 
 RANDOM = np.random.default_rng(0)
-USERS, ITEMS = RANDOM.integers(0, 9, 62), RANDOM.normal(size=(62, 4)).astype(np.float32)
+USERS = RANDOM.integers(0, 9, 62)
+ITEMS = RANDOM.normal(size=(62, 4)).astype(np.float32)
 RATINGS = RANDOM.normal(size=62).astype(np.float32)
 LIKES = RANDOM.integers(0, 2, 62)
 SGD = {"optimizer": "sgd", "lr": 0.005, "momentum": 0.9}
@@ -27,7 +30,8 @@ class Towers(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(4)
-        self.user, self.item = nn.Embedding(9, 8), nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2))
+        self.user = nn.Embedding(9, 8)
+        self.item = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2))
 
     def forward(self, user, item):
         both = self.user(user) * self.item(item)
@@ -40,7 +44,8 @@ def loss(output, target):
     )
 
 
-X, Y = {"user": USERS, "item": ITEMS}, {"rating": RATINGS, "like": LIKES}
+X = {"user": USERS, "item": ITEMS}
+Y = {"rating": RATINGS, "like": LIKES}
 FORMS = {
     "dict": X,
     "tuple": (USERS, ITEMS),
@@ -100,7 +105,9 @@ def test_engines_agree_whatever_the_batches_are(engine, options):
     results = []
     for each in (engine, "serial"):
         trainer = trainer_of(each, 2, weighable)
-        trainer.fit(X, Y, num_epochs=2, batch_size=7, progress=False, validation_data=(X, Y), **options)
+        trainer.fit(
+            X, Y, num_epochs=2, batch_size=7, progress=False, validation_data=(X, Y), **options
+        )
         results.append((trainer.get_parameters(), trainer.history[-1]["val_loss"]))
     assert_same_bits(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
@@ -122,7 +129,8 @@ def test_transforms_and_steps_get_the_structure():
     for by_sample in (False, True):
         given = TrainTransform(augment, by_sample=by_sample)
         pair = [
-            trainer_of(transform=transform, train_transform=given, **more) for more in ({}, {"training_step": step})
+            trainer_of(transform=transform, train_transform=given, **more)
+            for more in ({}, {"training_step": step})
         ]
         for trainer in pair:
             results.append(trainer.fit(X, Y, num_epochs=1, batch_size=7, progress=False))

@@ -1,4 +1,6 @@
-"""``trainer.configuration``: everything that was given, as values that JSON can hold; and presets of options."""
+"""``trainer.configuration``: everything that was given, as values that JSON can hold; and presets
+of options.
+"""
 
 import functools
 import json
@@ -29,9 +31,14 @@ from tests.helpers.small_fits import X, Y, trainer_of
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 values = st.recursive(
-    plain | st.just(np.float32(0.5)) | st.just(np.zeros((2, 3))) | st.just(object()) | st.binary(max_size=3),
+    plain
+    | st.just(np.float32(0.5))
+    | st.just(np.zeros((2, 3)))
+    | st.just(object())
+    | st.binary(max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -77,7 +84,10 @@ def test_other_values_are_told_by_name_type_and_shape():
         ({1: -math.inf}, {"1": "-inf"}),
         (range(5), "range(0, 5)"),
         ([0] * (MOST_ITEMS + 1), "list of 101 items"),
-        (DataSource(nn.L1Loss(), [np.ones(2)]), {"loss": "L1Loss()", "arrays": ["ndarray of float64 (2,)"]}),
+        (
+            DataSource(nn.L1Loss(), [np.ones(2)]),
+            {"loss": "L1Loss()", "arrays": [("ndarray of float64 (2,)")]},
+        ),
         (
             BlockedTensor.from_array(np.zeros((6, 2)), (3, 1)),
             "BlockedTensor(3 x 1 blocks, 6 samples of float64 (2,))",
@@ -107,9 +117,21 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
     arguments = {"lr": 0.05, "momentum": 0.9}
     assert built["optimizer"] == {"function": "torch.optim.sgd.SGD", "arguments": arguments}
-    assert (built["loss"], built["precision"], built["num_gpu"]) == ("CrossEntropyLoss()", "fp32", 0)
+    assert (built["loss"], built["precision"], built["num_gpu"]) == (
+        "CrossEntropyLoss()",
+        "fp32",
+        0,
+    )
     buffer = BufferSpec("FIRO", 20)
-    trainer.fit(x, y, num_epochs=1, batch_size=5, buffer=buffer, validation_data=(x[:7], y[:7]), progress=False)
+    trainer.fit(
+        x,
+        y,
+        num_epochs=1,
+        batch_size=5,
+        buffer=buffer,
+        validation_data=(x[:7], y[:7]),
+        progress=False,
+    )
     fit = strict(trainer.configuration)["fit"]
     assert {each.name for each in fields(FitOptions) if each.repr} <= fit.keys()
     assert (fit["method"], fit["num_epochs"], fit["merge"]["kind"], fit["callbacks"]) == (
@@ -131,7 +153,9 @@ def test_a_running_fit_tells_what_it_tells_when_it_has_ended(tmp_path):
         def on_fit_start(self, trainer, total_samples):
             told.append(trainer.configuration["fit"])
 
-    told, trainer, callbacks = [], trainer_of(), [Reader(), Profile(tmp_path / "trace.json", round=1)]
+    told = []
+    trainer = trainer_of()
+    callbacks = [Reader(), Profile(tmp_path / "trace.json", round=1)]
     for _ in range(2):
         trainer.fit(X, Y, num_epochs=1, batch_size=6, callbacks=callbacks, progress=False)
         assert told.pop() == trainer.configuration["fit"]
@@ -150,7 +174,10 @@ def test_tokens_are_in_no_description():
     ("stored", "name"),
     [
         ("compss_train.losses.cross_entropy", "compss_train.cross_entropy"),
-        ("compss_train.model.losses.cross_entropy(ignore_index=-1)", "compss_train.cross_entropy(ignore_index=-1)"),
+        (
+            "compss_train.model.losses.cross_entropy(ignore_index=-1)",
+            "compss_train.cross_entropy(ignore_index=-1)",
+        ),
         ("compss_train.cross_entropy", "compss_train.cross_entropy"),
         ("torch.nn.functional.mse_loss", "torch.nn.functional.mse_loss"),
         ("a sentence about compss_train.losses.mse", "a sentence about compss_train.losses.mse"),
@@ -160,8 +187,19 @@ def test_names_of_this_package_have_no_modules(stored, name):
     assert stable_name(stored) == name
 
 
-def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, num_epochs=8, *, scheduled=False, **batches):
-    merge, spec = Merge.of(merge), TrainingSpec(net=net(), optimizer=optimizer_factory(optimizer), loss=mse_loss)
+def chosen(
+    merge,
+    net=mlp,
+    workers=32,
+    samples=60_000,
+    optimizer=SGD,
+    num_epochs=8,
+    *,
+    scheduled=False,
+    **batches,
+):
+    merge = Merge.of(merge)
+    spec = TrainingSpec(net=net(), optimizer=optimizer_factory(optimizer), loss=mse_loss)
     if not batches and merge.preset != "auto":
         batches = {"batch_size": 100}
     asked = FitOptions(num_epochs=num_epochs, merge=merge, **batches)
@@ -195,9 +233,18 @@ def test_batches_are_small_and_merged_often_with_batch_norm_and_a_schedule(optim
 
 
 def test_what_is_given_wins():
-    given = {"every": 3, "unit": "blocks", "outer_optimizer": ADAM, "optimizer_state": "keep", "dtype": "int8"}
+    given = {
+        "every": 3,
+        "unit": "blocks",
+        "outer_optimizer": ADAM,
+        "optimizer_state": "keep",
+        "dtype": "int8",
+    }
     for preset in ("auto", "diloco", "slowmo", "post_local"):
-        assert chosen(Merge(preset, **given), batch_size=7) == (Merge("synchronous", **given, rule="weighted"), 7)
+        assert chosen(Merge(preset, **given), batch_size=7) == (
+            Merge("synchronous", **given, rule="weighted"),
+            7,
+        )
     assert chosen("auto", batch_size=10)[0].every == round(15_000 / 320)
     merge, batch = chosen("auto", num_batches_per_worker=1500)
     assert batch is None
@@ -205,7 +252,8 @@ def test_what_is_given_wins():
 
 
 def test_known_choices_of_presets():
-    assert chosen("auto", workers=1) == (Merge("synchronous").with_defaults(), 100)  # the plain loop
+    # The plain loop.
+    assert chosen("auto", workers=1) == (Merge("synchronous").with_defaults(), 100)
     for net, outer in ((mlp, NESTEROV), (awkward_net, None)):
         merge, _ = chosen("auto", net, optimizer=ADAM)
         assert (merge.outer_optimizer, merge.optimizer_state) == (outer, "average")
@@ -217,7 +265,8 @@ def test_known_choices_of_presets():
 @pytest.mark.parametrize("preset", ["auto", "diloco", "slowmo", "post_local"])
 def test_a_fit_with_a_preset_is_one_with_its_options(preset):
     batch = {} if preset == "auto" else {"batch_size": 6}
-    ours, theirs = trainer_of(), trainer_of()
+    ours = trainer_of()
+    theirs = trainer_of()
     ours.fit(X, Y, num_epochs=3, progress=False, shuffle="total", merge=preset, **batch)
     merge, size = chosen(preset, awkward_net, 3, 57, ADAM, num_epochs=3, **batch)
     theirs.fit(X, Y, num_epochs=3, progress=False, shuffle="total", merge=merge, batch_size=size)
@@ -234,7 +283,10 @@ def test_a_fit_with_a_preset_is_one_with_its_options(preset):
         ({"merge": "diloco", "batch_size": None}, "batch_size=None"),
         ({"merge": "auto", "batch_size": 0}, "batch_size=0"),
         ({"merge": "auto", "batch_size": "6"}, "batch_size='6'"),
-        ({"merge": "auto", "batch_size": None, "num_batches_per_worker": 0}, "num_batches_per_worker=0"),
+        (
+            {"merge": "auto", "batch_size": None, "num_batches_per_worker": 0},
+            "num_batches_per_worker=0",
+        ),
         ({"merge": "post_local", "num_epochs": "3"}, "num_epochs='3'"),
     ],
 )

@@ -19,7 +19,9 @@ from tests.helpers.models import awkward_net
 
 class Weighted:
     def __init__(self, weight, names=("a",)):
-        self.weight, self.names, self.itself = weight, set(names), self
+        self.weight = weight
+        self.names = set(names)
+        self.itself = self
 
     def __call__(self, output, target):
         return self.weight * (output - target).square().mean()
@@ -31,7 +33,8 @@ class Weighted:
 class Body(nn.Module):
     def __init__(self, width=8, dropout=0.1):
         super().__init__()
-        self.width, self.layers = width, nn.ModuleList([nn.Dropout(dropout), nn.Linear(4, width)])
+        self.width = width
+        self.layers = nn.ModuleList([nn.Dropout(dropout), nn.Linear(4, width)])
         self.activation = torch.relu
         self.cache = torch.zeros(3)
         self.register_buffer("mask", torch.ones(width), persistent=False)
@@ -44,12 +47,32 @@ def closing_over(value):
 @pytest.mark.parametrize(
     ("make", "others", "differing"),
     [
-        (nn.CrossEntropyLoss, [{"label_smoothing": 0.3}, {"label_smoothing": 0.05}], ["it.label_smoothing"]),
-        (nn.CrossEntropyLoss, [{"weight": torch.ones(3)}, {"weight": torch.arange(3.0)}], ["it.weight"]),
+        (
+            nn.CrossEntropyLoss,
+            [{"label_smoothing": 0.3}, {"label_smoothing": 0.05}],
+            ["it.label_smoothing"],
+        ),
+        (
+            nn.CrossEntropyLoss,
+            [{"weight": torch.ones(3)}, {"weight": torch.arange(3.0)}],
+            ["it.weight"],
+        ),
         (Weighted, [{"weight": 1}, {"weight": 5}], ["it.weight"]),
-        (Weighted, [{"weight": 1, "names": "ab"}, {"weight": 1, "names": "bc"}], ["it.names.0", "it.names.1"]),
-        (lambda weight: Weighted(weight).method, [{"weight": 1}, {"weight": 5}], ["it.self.weight"]),
-        (lambda weight: Weighted(np.array(weight)), [{"weight": [1]}, {"weight": [5]}], ["it.weight"]),
+        (
+            Weighted,
+            [{"weight": 1, "names": "ab"}, {"weight": 1, "names": "bc"}],
+            ["it.names.0", "it.names.1"],
+        ),
+        (
+            lambda weight: Weighted(weight).method,
+            [{"weight": 1}, {"weight": 5}],
+            ["it.self.weight"],
+        ),
+        (
+            lambda weight: Weighted(np.array(weight)),
+            [{"weight": [1]}, {"weight": [5]}],
+            ["it.weight"],
+        ),
         (Body, [{"dropout": 0.1}, {"dropout": 0.5}], ["it.layers.0.p"]),
         (Body, [{"width": 8}, {"width": 16}], ["it.width", "it.layers.1.out_features"]),
         (closing_over, [{"value": 2}, {"value": 3}], ["it.value"]),
@@ -66,11 +89,13 @@ def test_what_differs_is_found_and_nothing_else(make, others, differing):
 
 def test_functions_of_one_name_differ_by_their_code():
     assert details("it", lambda x: x + 1) == details("it", lambda x: x + 1)
-    one, other = details("it", lambda x: x + 1), details("it", lambda x: x + 2)
+    one = details("it", lambda x: x + 1)
+    other = details("it", lambda x: x + 2)
     assert [name for name in one if one[name] != other[name]] == [f"it.{CODE}"]
     moved = cloudpickle.loads(cloudpickle.dumps(closing_over(2)))
     assert details("it", moved) == details("it", closing_over(2))
-    assert details("it", losses.dice) == {"it": "compss_train.dice"}  # later versions may write it differently
+    # Later versions may write it differently.
+    assert details("it", losses.dice) == {"it": "compss_train.dice"}
 
 
 def test_a_network_is_described_without_its_values_and_caches():
@@ -90,7 +115,10 @@ def test_a_network_is_described_without_its_values_and_caches():
 
 def test_the_details_are_those_of_another_process():
     """Whose sets have another order."""
-    program = "told = details('it', lambda x: x in {'a', 'b', 'c', 'd'}), details('it', {'a', 'b', 'c', 'd'})"
+    program = (
+        "told = details('it', lambda x: x in {'a', 'b', 'c', 'd'}), details('it', {'a', "
+        "'b', 'c', 'd'})"
+    )
     there = f"from compss_train.training.description import details\n{program}\nprint(told)"
     text = subprocess.check_output([sys.executable, "-c", there], text=True)
     exec(compile(program, "<string>", "exec"), here := {"details": details, "__name__": "__main__"})

@@ -27,14 +27,23 @@ class Clock:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"merge": Merge(every=PostLocal(epochs=2, then=3), unit="blocks")}, {"schedule": lambda epoch: 1.0}],
+    [
+        {},
+        {"merge": Merge(every=PostLocal(epochs=2, then=3), unit="blocks")},
+        {"schedule": lambda epoch: 1.0},
+    ],
     ids=["plain", "merge_every is a function", "schedule"],
 )
 def test_a_fit_until_max_time_begins_at_once(options):
     """Of ten million epochs it looks at those that it trains, and at the first ones."""
     schedule = {name: options[name] for name in options if name == "schedule"}
     trainer = trainer_of(clock=Clock(), **schedule)
-    fit(trainer, num_epochs=MANY, max_time=40, **{n: options[n] for n in options if n not in schedule})
+    fit(
+        trainer,
+        num_epochs=MANY,
+        max_time=40,
+        **{n: options[n] for n in options if n not in schedule},
+    )
     assert trainer.stopped == "max_time"
     assert 0 < len(trainer.history) < 40
 
@@ -54,14 +63,17 @@ def test_planning_a_long_round_ends_when_the_time_is_up():
 def test_a_round_of_too_many_passes_is_an_error(merge_every):
     trainer = trainer_of(NoTasks())
     with pytest.raises(
-        ValueError, match=r"pass over 7 blocks 10000000 times.*Merge\(every=...\) of at most 1428571"
+        ValueError,
+        match=r"pass over 7 blocks 10000000 times.*Merge\(every=...\) of at most 1428571",
     ):
         fit(trainer, num_epochs=MANY, merge=Merge(every=merge_every))
     assert MAX_PASSES // 7 == 1428571
 
 
 def test_a_schedule_that_ends_too_early_is_found_at_once():
-    trainer = trainer_of(NoTasks(), schedule=lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=5))
+    trainer = trainer_of(
+        NoTasks(), schedule=lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=5)
+    )
     with pytest.raises(ValueError, match="schedule= fails in epoch 6"):
         fit(trainer, num_epochs=MANY)
 
@@ -79,7 +91,12 @@ def trained(engine, x, y, workers, **options):
     return trainer.fit(x, y, num_epochs=3, batch_size=4, shuffle="total", **options)
 
 
-MERGING = [{}, {"merge": Merge(every=2)}, {"merge": Merge(every=0)}, {"merge": Merge(unit="blocks")}]
+MERGING = [
+    {},
+    {"merge": Merge(every=2)},
+    {"merge": Merge(every=0)},
+    {"merge": Merge(unit="blocks")},
+]
 
 
 @pytest.mark.parametrize(("merging", "workers"), each_value(MERGING, [2, 5]))

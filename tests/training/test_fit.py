@@ -14,7 +14,8 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import as_data_source
 from compss_train.training.fit import FitOptions
 
-SGD, mse = partial(torch.optim.SGD, lr=0.1), nn.MSELoss()
+SGD = partial(torch.optim.SGD, lr=0.1)
+mse = nn.MSELoss()
 KEYWORDS = [
     each
     for each in inspect.signature(DistributedTrainer.fit).parameters.values()
@@ -35,7 +36,9 @@ def test_the_options_are_the_keywords_of_fit_with_their_defaults():
 
 def test_options_without_batches_take_those_of_the_data_or_of_a_preset():
     def of(options, size=None):
-        chosen = options.for_data(data(size), 2, TrainingSpec(net=nn.Linear(2, 1), optimizer=SGD, loss=mse), False)
+        chosen = options.for_data(
+            data(size), 2, TrainingSpec(net=nn.Linear(2, 1), optimizer=SGD, loss=mse), False
+        )
         return chosen.batch_size, chosen.num_batches_per_worker
 
     def data(size):
@@ -43,9 +46,13 @@ def test_options_without_batches_take_those_of_the_data_or_of_a_preset():
 
     asked = FitOptions(num_epochs=1)
     assert of(asked, 7) == (7, None)
-    with pytest.raises(ValueError, match="num_batches_per_worker=None and batch_size=None: give exactly one"):
+    with pytest.raises(
+        ValueError, match=("num_batches_per_worker=None and batch_size=None: give exactly one")
+    ):
         of(asked)
-    with pytest.raises(ValueError, match="num_batches_per_worker=None and batch_size=None: give exactly one"):
+    with pytest.raises(
+        ValueError, match=("num_batches_per_worker=None and batch_size=None: give exactly one")
+    ):
         asked.check_batches()
     auto = FitOptions(num_epochs=1, merge=Merge("auto"))
     auto.check_batches()

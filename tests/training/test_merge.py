@@ -1,4 +1,6 @@
-"""``Merge``: what it accepts, how what is left out is filled, and intervals that are functions of the epoch."""
+"""``Merge``: what it accepts, how what is left out is filled, and intervals that are functions of
+the epoch.
+"""
 
 import threading
 
@@ -18,7 +20,11 @@ MOMENTUM = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}
 
 
 def test_what_is_left_out_is_filled():
-    assert Merge().with_defaults() == Merge("synchronous", 1, "epochs", None, "keep", rule="weighted") == DEFAULTS
+    assert (
+        Merge().with_defaults()
+        == Merge("synchronous", 1, "epochs", None, "keep", rule="weighted")
+        == DEFAULTS
+    )
     given = Merge("commutative", every=PostLocal(epochs=1, then=2), rule="halving")
     assert given.with_defaults(Merge(every=3, unit="batches")).with_defaults() == Merge(
         "commutative", PostLocal(epochs=1, then=2), "batches", None, "keep", rule="halving"
@@ -41,7 +47,10 @@ def test_what_is_left_out_is_filled():
         ({"rule": "mean"}, "rule='mean'"),
         ({"kind": "synchronous", "rule": "halving"}, "rule='halving'"),
         ({"kind": "parameter_server", "rule": "halving"}, "rule='halving'"),
-        ({"optimizer_state": "lose"}, "choose one of 'keep', 'average', 'reset', 'reset_blocks', None"),
+        (
+            {"optimizer_state": "lose"},
+            ("choose one of 'keep', 'average', 'reset', 'reset_blocks', None"),
+        ),
         ({"kind": "parameter_server", "optimizer_state": "average"}, "optimizer_state='average'"),
         ({"kind": "parameter_server", "averaging": "ema"}, "averaging="),
         ({"averaging": 1.0}, "averaging=1.0"),
@@ -57,7 +66,10 @@ def test_what_is_left_out_is_filled():
             {"kind": "commutative", "quorum": 0, "averaging": "ema", "grace": "auto"},
             "grace= and averaging=",
         ),
-        ({"kind": "commutative", "quorum": 0, "optimizer_state": "average"}, "optimizer_state='average'"),
+        (
+            {"kind": "commutative", "quorum": 0, "optimizer_state": "average"},
+            "optimizer_state='average'",
+        ),
         ({"kind": "auto", "quorum": 0}, "quorum="),
         ({"kind": "synchronous", "quorum": 0.5}, "quorum="),
         ({"kind": "parameter_server", "grace": 0.5}, "grace="),
@@ -134,16 +146,21 @@ def test_what_a_name_fixes_is_refused(name):
     for keyword, value in {"shuffle": None, "callback_s": ()}.items():
         with pytest.raises(TypeError, match=keyword):
             getattr(trainer, name)(*blocked(*classification(), 2), 2, 1, **{keyword: value})
-    with pytest.raises(ValueError, match="num_batches_per_worker=2 and batch_size=3: give exactly one"):
+    with pytest.raises(
+        ValueError, match=("num_batches_per_worker=2 and batch_size=3: give exactly one")
+    ):
         getattr(trainer, name)(*blocked(*classification(), 2), 2, 1, batch_size=3)
     for field, value in {"kind": kind_of(name), "every": 1, "unit": "epochs"}.items():
-        with pytest.raises(TypeError, match=rf"no Merge\({field}=...\): its name and .*kind='{kind_of(name)}'"):
+        with pytest.raises(
+            TypeError, match=rf"no Merge\({field}=...\): its name and .*kind='{kind_of(name)}'"
+        ):
             call(name, merge=Merge(**{field: value}))
 
 
 @pytest.mark.parametrize("name", FITS)
 def test_merges_and_presets_go_with_a_name(name):
-    kind, every = kind_of(name), {"n_epocs_sync": 3} if "n_epochs" in name else {}
+    kind = kind_of(name)
+    every = {"n_epocs_sync": 3} if "n_epochs" in name else {}
     given = {"outer_optimizer": {"optimizer": "sgd", "lr": 1.0}, "dtype": "int8"}
     whole = {"every": every.get("n_epocs_sync", 1), "unit": "epochs", **given}
     assert call(name, merge=Merge(**given), **every)["merge"] == Merge(kind, **whole)
@@ -151,7 +168,9 @@ def test_merges_and_presets_go_with_a_name(name):
         assert call(name, merge=Merge("auto", **given), **every)["merge"] == Merge("auto", **whole)
         assert call(name, merge="slowmo")["merge"].kind == "slowmo"
     else:
-        with pytest.raises(TypeError, match=r"takes no Merge\(kind=...\): its name .* kind='commutative'"):
+        with pytest.raises(
+            TypeError, match=r"takes no Merge\(kind=...\): its name .* kind='commutative'"
+        ):
             call(name, merge="auto")
 
 
@@ -181,9 +200,15 @@ def test_they_train_as_fit_does_with_the_same_keywords(name):
     weights = np.linspace(0.5, 1.5, x.number_samples)
     results = []
     for by_name in (True, False):
-        trainer, counting = DistributedTrainer(2, engine="serial", seed=3, threads=1), Counting()
+        trainer = DistributedTrainer(2, engine="serial", seed=3, threads=1)
+        counting = Counting()
         trainer.build(mlp(), SGD, "cross_entropy")
-        common = {"validation_data": (x, y), "callbacks": [counting], "sample_weight": weights, "max_time": 600}
+        common = {
+            "validation_data": (x, y),
+            "callbacks": [counting],
+            "sample_weight": weights,
+            "max_time": 600,
+        }
         common |= {"buffer": BufferSpec("FIFO", 64), "progress": False}
         n = {"n_epocs_sync": 2} if "n_epochs" in name else {}
         if by_name:
@@ -192,7 +217,9 @@ def test_they_train_as_fit_does_with_the_same_keywords(name):
             merge = "commutative" if "asynchronous" in name else "synchronous"
             shuffle = "total" if "shuffle" in name else "blocks"
             options = {"merge": Merge(merge, every=2 if n else 1), "shuffle": shuffle}
-            results.append(trainer.fit(x, y, num_epochs=2, num_batches_per_worker=2, **options, **common))
+            results.append(
+                trainer.fit(x, y, num_epochs=2, num_batches_per_worker=2, **options, **common)
+            )
         assert counting.rounds == len(trainer.history) > 0
         assert all("val_loss" in record for record in trainer.history)
     assert_same_bits(*results)

@@ -98,23 +98,39 @@ VARIANTS = {
     "all at once": (
         {"workers": 2, "optimizer": SGD, "schedule": Schedule(lambda epoch: 0.5**epoch, steps=3)},
         combined(
-            IN_BUFFERS, merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.7}, optimizer_state="average")
+            IN_BUFFERS,
+            merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.7}, optimizer_state="average"),
         ),
     ),
-    "rarer merges": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches"), "num_epochs": 2}),
-    "merges after 1, 2 and 1 epochs": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch % 2), "num_epochs": 4}),
+    "rarer merges": (
+        {},
+        {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches"), "num_epochs": 2},
+    ),
+    "merges after 1, 2 and 1 epochs": (
+        {},
+        {"merge": Merge(every=lambda epoch: 1 + epoch % 2), "num_epochs": 4},
+    ),
     "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
     "averaged by steps": ({"workers": 2}, combined(BATCHES, EVERYTHING, merge=BY_STEPS)),
     "nine workers in int8": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="int8"))),
-    "one worker by arrival": ({"workers": 1}, {"merge": Merge("commutative", outer_optimizer=NESTEROV)}),
+    "one worker by arrival": (
+        {"workers": 1},
+        {"merge": Merge("commutative", outer_optimizer=NESTEROV)},
+    ),
     "auto": ({}, {"merge": Merge("auto")}),
     "losses evaluated in steps": ({"net": mlp, "optimizer": WOLFE}, {}),
     "fp16": ({"net": mlp, "optimizer": SGD, "precision": "fp16"}, {"data": (30 * X, Y)}),
     "buffers of a worker's own": ({"net": Smoothed}, {}),
     "random transforms, merges by batches": ({"transform": noisy_by_all}, BATCHES),
-    "augmentation of batches": ({"train_transform": mixup, "metric": None}, {"shuffle": "total", **BATCHES}),
+    "augmentation of batches": (
+        {"train_transform": mixup, "metric": None},
+        {"shuffle": "total", **BATCHES},
+    ),
     "samples that draw, merges by batches": ({}, {"data": (Noisy(),), **BATCHES}),
-    "a stream that draws, merges by batches": ({}, {"data": (Samples(Stream(noise=0.1), size=57),), **BATCHES}),
+    "a stream that draws, merges by batches": (
+        {},
+        {"data": (Samples(Stream(noise=0.1), size=57),), **BATCHES},
+    ),
     "no metric": ({"metric": None}, {}),
     "any seed": ({"seed": None}, {}),
 }
@@ -125,14 +141,17 @@ VARIANTS = {
 def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
     """Without a break on the serial engine, and resumed on the local one."""
     build, options = VARIANTS[name]
-    whole, again = trainer_of(**build), trainer_of(shared_local, **build)
+    whole = trainer_of(**build)
+    again = trainer_of(shared_local, **build)
     fit(whole, Checkpoint(tmp_path, keep=99), **options)
     saved = list(list_checkpoints(tmp_path).values())
     fit(again, resume=saved[len(saved) // 3], **options)
     assert_alike(again, whole)
 
 
-@pytest.mark.parametrize("options", [{"shuffle": PartialShuffle(11, pools=2)}, BATCHES, IN_BUFFERS], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"shuffle": PartialShuffle(11, pools=2)}, BATCHES, IN_BUFFERS], ids=str
+)
 def test_files(tmp_path, files, options):
     every_round_resumed(tmp_path, trainer_of, data=(files,), **options)
 
@@ -145,7 +164,9 @@ def test_files_that_cannot_be_read_are_left_out_again(tmp_path, files):
     for number in (1, 2):
         (tmp_path / f"{number}.npz").write_bytes(b"bad")
     with pytest.warns(UserWarning, match="skipped"):
-        whole = every_round_resumed(tmp_path / "folder", trainer_of, data=(bad,), shuffle=None, **BLOCKS)
+        whole = every_round_resumed(
+            tmp_path / "folder", trainer_of, data=(bad,), shuffle=None, **BLOCKS
+        )
     assert len(whole.history[-1]["skipped"]) == 2
 
 
@@ -162,7 +183,8 @@ def test_a_resumed_fit_that_had_ended_trains_nothing(tmp_path):
 
 
 def test_restored_a_trainer_is_as_it_was(tmp_path):
-    whole, restored = trainer_of(), trainer_of(seed=None)
+    whole = trainer_of()
+    restored = trainer_of(seed=None)
     best = Checkpoint(tmp_path, keep=1, best="loss", mode="max")
     fit(whole, best)
     assert list(list_checkpoints(tmp_path)) == [0, 2]
@@ -192,7 +214,10 @@ def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, shuf
 
 
 OTHERS = [
-    ({"schedule": lambda epoch: 0.5**epoch, "gradients": Gradients(clip_norm=0.5)}, r"schedule .*; clip_norm was "),
+    (
+        {"schedule": lambda epoch: 0.5**epoch, "gradients": Gradients(clip_norm=0.5)},
+        r"schedule .*; clip_norm was ",
+    ),
     ({"schedule": partial(ReduceLROnPlateau, factor=0.5)}, "schedule was None, and is .*"),
     ({"transform": torch.square}, "transform was None, and is .*square"),
     ({"memory_format": "channels_last"}, "memory_format was contiguous, and is channels_last$"),
@@ -204,10 +229,15 @@ OTHERS = [
 @pytest.mark.parametrize(("options", "told"), OTHERS)
 def test_what_changes_numbers_is_told_and_taken(tmp_path, options, told):
     fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
-    resumed, restored = trainer_of(**options), trainer_of(**options)
-    with pytest.warns(UserWarning, match=rf"^the fit resumes from .*, but not bit for bit .*: {told}"):
+    resumed = trainer_of(**options)
+    restored = trainer_of(**options)
+    with pytest.warns(
+        UserWarning, match=rf"^the fit resumes from .*, but not bit for bit .*: {told}"
+    ):
         fit(resumed, resume=tmp_path, num_epochs=2)
-    with pytest.warns(UserWarning, match=rf"^fits continue from .*, but not bit for bit .*: {told}"):
+    with pytest.warns(
+        UserWarning, match=rf"^fits continue from .*, but not bit for bit .*: {told}"
+    ):
         restored.restore(tmp_path)
     fit(restored, num_epochs=1)
     assert_same_bits(resumed.get_parameters(), restored.get_parameters())
@@ -218,16 +248,17 @@ def test_what_changes_numbers_is_told_and_taken(tmp_path, options, told):
 
 
 @pytest.mark.parametrize(
-    ("every", "told"), [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None), (lambda epoch: 2, "after 1 of 2")]
+    ("every", "told"),
+    [(2, "after 1 of 2"), (0, "after 3 of 5"), (3, None), (lambda epoch: 2, ("after 1 of 2"))],
 )
 def test_a_last_round_that_was_cut_short_is_told_of(tmp_path, every, told):
     fit(trainer_of(), Checkpoint(tmp_path), merge=Merge(every=every), num_epochs=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(trainer_of(), resume=tmp_path, merge=Merge(every=every), num_epochs=5)
-    assert [str(one.message).endswith(f"its last merge was {told} epochs") for one in caught] == [True] * (
-        told is not None
-    )
+    assert [str(one.message).endswith(f"its last merge was {told} epochs") for one in caught] == [
+        True
+    ] * (told is not None)
 
 
 def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
@@ -236,6 +267,8 @@ def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
         trainer = trainer_of(workers=workers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            trainer.fit(X, Y, num_epochs=epochs, batch_size=4, callbacks=[Checkpoint(tmp_path)], resume=True)
+            trainer.fit(
+                X, Y, num_epochs=epochs, batch_size=4, callbacks=[Checkpoint(tmp_path)], resume=True
+            )
         counted.append([record["samples"] for record in trainer.history])
     assert counted == [[len(X)] * 2, [len(X)] * 3, [len(X)] * 4]

@@ -1,7 +1,8 @@
-"""Where workers do not wait for each other, a checkpoint has all updates of its round and none of later ones.
+"""Where workers do not wait for each other, a checkpoint has all updates of its round and none of
+later ones.
 
-The network goes down by the same step with every batch, and all numbers are sums of powers of two: additions in any
-order give the same bits, which tell how many batches have been merged.
+The network goes down by the same step with every batch, and all numbers are sums of powers of two:
+additions in any order give the same bits, which tell how many batches have been merged.
 """
 
 import os
@@ -68,8 +69,11 @@ WITH_MOMENTUM = Merge("commutative", outer_optimizer=EXACT, quorum=1)
 
 
 def expected(rounds, merge):
-    """Return how far the network goes down if the mean change of every round is 1: all numbers are exact."""
-    down, momentum = 0.0, 0.0
+    """Return how far the network goes down if the mean change of every round is 1: all numbers are
+    exact.
+    """
+    down = 0.0
+    momentum = 0.0
     for _ in range(rounds):
         momentum = 0.5 * momentum + 1
         down += 0.5 * (1 + 0.5 * momentum) if merge == WITH_MOMENTUM else 1
@@ -80,8 +84,12 @@ def expected(rounds, merge):
 def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, merge, every):
     workers = 3 - every
     options = combined(OPTIONS, data=data(), merge=merge)
-    whole, scale = trainer_of(engine, workers), 2 / workers  # one worker has twice the batches in a round
-    assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), **options)) == scale * expected(5, merge)
+    # one worker has twice the batches in a round
+    whole = trainer_of(engine, workers)
+    scale = 2 / workers
+    assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), **options)) == scale * expected(
+        5, merge
+    )
     saved = list_checkpoints(tmp_path)
     assert list(saved) == ([0, 1, 2, 3, 4] if every == 1 else [1, 3, 4])
     for number, path in saved.items():
@@ -105,7 +113,8 @@ def test_resuming_with_any_workers_trains_every_sample_once(tmp_path, merge, wor
         with pytest.warns(UserWarning, match="not bit for bit"):
             fit(again, Checkpoint(tmp_path, 2), resume=True, **options)
     assert sum(record["samples"] for record in again.history) == 2 * 32
-    # A round of two workers has four batches each, and a round with four workers moves as much with twice the data.
+    # A round of two workers has four batches each, and a round with four workers moves as much with
+    # twice the data.
     moved = {1: 2 * 4 + 4 * 4, 2: 2 * 4 + 2 * 4, 4: 2 * 4 + 4}
     assert height(again.get_parameters()) * BATCHES == moved[workers]
 

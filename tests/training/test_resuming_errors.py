@@ -14,7 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BadCheckpointError, BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle
+from compss_train import (
+    BadCheckpointError,
+    BlockedTensor,
+    BufferSpec,
+    FileDataset,
+    Merge,
+    PartialShuffle,
+)
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
@@ -49,7 +56,8 @@ def refusing(**options):
 
 def assert_refused(trainer, error, message, *callbacks, **options):
     """The fit is an error, nothing is trained for it, and the trainer is what it was."""
-    before, seed = trainer.get_parameters(), trainer.seed
+    before = trainer.get_parameters()
+    seed = trainer.seed
     with pytest.raises(error, match=message) as caught:
         fit(trainer, *callbacks, **options)
     assert_same_bits(trainer.get_parameters(), before)
@@ -62,17 +70,27 @@ def test_no_option_of_a_fit_falls_through_a_checkpoint_that_lacks_it(folder):
     path, content = storage.read_latest_checkpoint(folder, warn=False)
     snapshot = storage.Snapshot.from_dict(content, path)
     options = snapshot.progress.options
-    assert {"merge.every", "merge.averaging_unit", "batch_size", "shuffle", "loss", "class_weight"} <= {*options}
+    assert {
+        "merge.every",
+        "merge.averaging_unit",
+        "batch_size",
+        "shuffle",
+        "loss",
+        "class_weight",
+    } <= {*options}
     for name in {*options, "a new one"} - {*resuming.CHANGEABLE_OPTIONS}:
         without = {other: value for other, value in options.items() if other != name}
         lacking = path, replace(snapshot, progress=replace(snapshot.progress, options=without))
         planned = replace(snapshot.progress, options={**options, name: "another"})
         with pytest.raises(ValueError, match=f"{re.escape(name)} was .*, and is another"):
             resuming.check_same_fit(lacking, planned, SimpleNamespace(carries_buffers=False), 3)
-    for name in ("merge.every", "merge.averaging_unit", "shuffle", "buffer", "class_weight"):  # of this fit's value
+    # Of this fit's value.
+    for name in ("merge.every", "merge.averaging_unit", "shuffle", "buffer", "class_weight"):
         without = {other: value for other, value in options.items() if other != name}
         lacking = path, replace(snapshot, progress=replace(snapshot.progress, options=without))
-        resuming.check_same_fit(lacking, snapshot.progress, SimpleNamespace(carries_buffers=False), 3)
+        resuming.check_same_fit(
+            lacking, snapshot.progress, SimpleNamespace(carries_buffers=False), 3
+        )
 
 
 def test_what_refuses_does(folder):
@@ -101,10 +119,13 @@ def other_shape():
 OTHER_TRAINERS = {
     "wider": (
         {"net": lambda: mlp(6, 4)},
-        "another network: .*it has no '2.weight'; it has no '2.bias'; it has '1.weight', which the network lacks; "
-        ".* and 3 more",
+        "another network: .*it has no '2.weight'; it has no '2.bias'; it has '1.weight', which "
+        "the network lacks; .* and 3 more",
     ),
-    "other shape": ({"net": other_shape}, r"network: .*4.weight was float32 \(3, 16\), and is float32 \(4, 16\)$"),
+    "other shape": (
+        {"net": other_shape},
+        r"network: .*4.weight was float32 \(3, 16\), and is float32 \(4, 16\)$",
+    ),
     "double": (
         {"net": lambda: awkward_net().double()},
         r"another network: .*0.weight was float32 \(16, 6\), and is float64 \(16, 6\); ",
@@ -116,7 +137,10 @@ OTHER_TRAINERS = {
     "renamed": ({"net": Renamed}, "another network: .*it has no 'body.0.weight'; "),
     "optimizer": (
         {"optimizer": SGD},
-        "round-000002 has the states of Adam, but the optimizer is SGD; build with the same optimizer",
+        (
+            "round-000002 has the states of Adam, but the optimizer is SGD; build with the same "
+            "optimizer"
+        ),
     ),
     "seed": ({"seed": 5}, "round-000002 is of a fit with seed=0, and this trainer has seed=5"),
 }
@@ -149,13 +173,25 @@ OTHER_FITS = {
         "merge.kind was synchronous, and is commutative; merge.every was 1, and is 2; "
         "merge.unit was epochs, and is blocks; merge.optimizer_state was keep, and is reset",
     ),
-    "rule": ({"merge": Merge("commutative", rule="halving")}, "merge.rule was weighted, and is halving"),
+    "rule": (
+        {"merge": Merge("commutative", rule="halving")},
+        ("merge.rule was weighted, and is halving"),
+    ),
     "shuffle": ({"shuffle": "total"}, "shuffle was blocks, and is total"),
     "rows": ({"shuffle_block_data": False}, "shuffle_block_data was True, and is False"),
-    "buffer": ({"buffer": BufferSpec("FIFO", 16)}, r"buffer was None, and is BufferSpec\(.*FIFO.*16.*\)"),
+    "buffer": (
+        {"buffer": BufferSpec("FIFO", 16)},
+        r"buffer was None, and is BufferSpec\(.*FIFO.*16.*\)",
+    ),
     "weights": ({"sample_weight": np.ones(57)}, "sample_weight was None, and is given"),
-    "loss": ({"loss": "soft_cross_entropy"}, r"loss was \S*cross_entropy, and is \S*categorical_cross_entropy"),
-    "argument": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.3)}, r"loss was \S*cross_entropy, and is \S*Loss"),
+    "loss": (
+        {"loss": "soft_cross_entropy"},
+        r"loss was \S*cross_entropy, and is \S*categorical_cross_entropy",
+    ),
+    "argument": (
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.3)},
+        r"loss was \S*cross_entropy, and is \S*Loss",
+    ),
     "dropout": ({"net": dropping}, "net.3.p was 0.3, and is 0.5"),
     "classes": ({"class_weight": [1, 2, 3]}, r"class_weight was None, and is \(1.0, 2.0, 3.0\)"),
 }
@@ -175,10 +211,16 @@ def test_all_that_differs_is_named_with_both_values(folder, name):
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (blocked(X[:50], Y[:50], 7), "its data are 57 samples in 7 blocks, and these 50 samples in 7 blocks"),
+        (
+            blocked(X[:50], Y[:50], 7),
+            ("its data are 57 samples in 7 blocks, and these 50 samples in 7 blocks"),
+        ),
         (
             blocked(X, Y, 6),
-            "its data are 57 samples in 7 blocks, and these 57 samples in 6 blocks .split them into 7, as by",
+            (
+                "its data are 57 samples in 7 blocks, and these 57 samples in 6 blocks .split them "
+                "into 7, as by"
+            ),
         ),
         (
             [split(array, [10, 7, 8, 8, 8, 8, 8]) for array in (X, Y)],
@@ -205,15 +247,30 @@ def test_places_without_a_checkpoint_to_resume_from(tmp_path):
         assert_refused(refusing(), FileNotFoundError, f"no checkpoint in {place}; ", resume=place)
         with pytest.raises(FileNotFoundError, match="no checkpoint in"):
             trainer_of().restore(place)
-    assert_refused(refusing(), ValueError, "takes the folder of a Checkpoint .* and there is none", resume=True)
+    assert_refused(
+        refusing(),
+        ValueError,
+        ("takes the folder of a Checkpoint .* and there is none"),
+        resume=True,
+    )
     for value in (1, 0, [tmp_path], 2.5):
-        assert_refused(refusing(), TypeError, "expected str, bytes or os.PathLike object", resume=value)
-    whole, first, never_fitted = trainer_of(), trainer_of(), trainer_of()
+        assert_refused(
+            refusing(), TypeError, "expected str, bytes or os.PathLike object", resume=value
+        )
+    whole = trainer_of()
+    first = trainer_of()
+    never_fitted = trainer_of()
     storage.write_checkpoint(tmp_path / "round-000000", never_fitted.snapshot().to_dict())
-    assert_refused(refusing(), ValueError, "was not written during fit, .* use trainer.restore", resume=tmp_path)
+    assert_refused(
+        refusing(),
+        ValueError,
+        "was not written during fit, .* use trainer.restore",
+        resume=tmp_path,
+    )
     never_fitted.restore(tmp_path)
     fit(whole)
-    fit(first, Checkpoint(tmp_path / "new" / "folder"), resume=True)  # which begins where there is nothing yet
+    # Which begins where there is nothing yet.
+    fit(first, Checkpoint(tmp_path / "new" / "folder"), resume=True)
     assert_alike(first, whole)
     assert first.resumed_from is None
 
@@ -233,7 +290,9 @@ def test_files_written_anew_between_a_kill_and_a_resume_are_warned_of(tmp_path, 
         save(tmp_path / f"{number}", X + number)
     data = (FileDataset(str(tmp_path / "*.np?"), y=None),)
     options = {"data": data, "batch_size": 10, "num_epochs": 2}
-    trainer = partial(trainer_of, net=lambda: nn.Linear(X.shape[1], X.shape[1]), loss="mse", metric=None)
+    trainer = partial(
+        trainer_of, net=lambda: nn.Linear(X.shape[1], X.shape[1]), loss="mse", metric=None
+    )
     fit(trainer(), Checkpoint(tmp_path / "run"), **options)
     with warnings.catch_warnings(action="error"):
         fit(trainer(), resume=tmp_path / "run" / "round-000000", **options)
@@ -253,7 +312,8 @@ def test_a_memory_mapped_file_that_changes_during_a_fit_is_warned_of(tmp_path):
     data = (np.load(tmp_path / "x.npy", mmap_mode="r"), Y)
     fit(trainer_of(), data=data)
     with pytest.warns(
-        UserWarning, match=r"x\.npy changed while it was in use: results are those of old and of new"
+        UserWarning,
+        match=r"x\.npy changed while it was in use: results are those of old and of new",
     ):
         fit(trainer_of(), Changing(), data=data)
 
@@ -269,7 +329,9 @@ def damage(path: Path) -> None:
 def test_the_newest_good_checkpoint_leads_to_the_same_end(own, folder, by_name):
     damage(own / "round-000002")
     message = "round-000002 cannot be used: .* is damaged.*; using .*round-000001 instead"
-    again, whole, restored = trainer_of(), trainer_of(), trainer_of()
+    again = trainer_of()
+    whole = trainer_of()
+    restored = trainer_of()
     with pytest.warns(UserWarning, match=message):
         restored.restore(own)
     assert len(restored.history) == 2
@@ -285,22 +347,31 @@ def test_the_newest_good_checkpoint_leads_to_the_same_end(own, folder, by_name):
 def test_checkpoints_that_cannot_be_used_name_a_good_one(own, monkeypatch):
     path = own / "round-000002"
     damage(path)
-    for named, message in ((path, "cannot be used: .* is damaged"), (own / "round-000003", "cannot be used: .*")):
-        error = assert_refused(refusing(), BadCheckpointError, f"{named.name} {message}", resume=named)
+    for named, message in (
+        (path, "cannot be used: .* is damaged"),
+        (own / "round-000003", ("cannot be used: .*")),
+    ):
+        error = assert_refused(
+            refusing(), BadCheckpointError, f"{named.name} {message}", resume=named
+        )
         assert error.good == own / "round-000001"
         with pytest.raises(BadCheckpointError, match=r"round-000001 is valid: resume from it"):
             refusing().restore(named)
     monkeypatch.setattr(saved_state, "VERSION", 99)
     monkeypatch.setattr(saved_state, "UPGRADES", {})
     message = (
-        "wrote it in version 5 of the format, and this compss_train .* reads versions 99 to 99: resume it with"
+        "wrote it in version 5 of the format, and this compss_train .* reads versions 99 to 99: "
+        "resume it with"
     )
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
     monkeypatch.undo()
     for each in storage.list_checkpoints(own).values():
         if each != path:
             damage(each)
-    message = "is damaged.*json, and all other checkpoints of the folder are damaged, too; begin a new fit"
+    message = (
+        "is damaged.*json, and all other checkpoints of the folder are damaged, too; "
+        "begin a new fit"
+    )
     for place in (own, path):
         assert assert_refused(refusing(), BadCheckpointError, message, resume=place).good is None
 
@@ -318,7 +389,8 @@ def test_a_folder_with_checkpoints_of_another_run(own):
     message = rf"{own} has checkpoints of another run, or .* \(round 2\); call fit with resume=True"
     assert_refused(refusing(), FileExistsError, message, Checkpoint(own))
     assert sorted(os.listdir(own)) == names
-    whole, over = trainer_of(), trainer_of()
+    whole = trainer_of()
+    over = trainer_of()
     fit(whole, num_epochs=1)
     fit(over, Checkpoint(own, overwrite=True), num_epochs=1)
     assert_alike(over, whole)
@@ -342,7 +414,8 @@ def test_resuming_into_a_folder_of_another_run(own, folder):
 
 
 def test_a_copy_of_the_checkpoints_is_of_the_same_run(own, folder):
-    again, whole = trainer_of(), trainer_of()
+    again = trainer_of()
+    whole = trainer_of()
     fit(again, Checkpoint(own), resume=folder / "round-000001")
     whole.restore(folder)
     assert_alike(again, whole)
@@ -360,9 +433,16 @@ def test_a_folder_with_later_rounds_of_the_same_run(own):
 
 def test_folders_that_cannot_be_written_to(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "inside", Path("/proc/compss_train"), Path("/proc/self")):
+    for place in (
+        tmp_path / "file",
+        tmp_path / "file" / "inside",
+        Path("/proc/compss_train"),
+        Path("/proc/self"),
+    ):
         error = assert_refused(refusing(), OSError, re.escape(str(place)), Checkpoint(place))
-        assert error.__notes__[0].startswith("Raised in the callback Checkpoint, by its on_fit_start")
+        assert error.__notes__[0].startswith(
+            "Raised in the callback Checkpoint, by its on_fit_start"
+        )
     (tmp_path / "file").unlink()
     for call, number, message in (  # users other than root are denied
         ("tempfile.TemporaryFile", errno.EACCES, "Permission denied"),
@@ -395,8 +475,13 @@ def test_what_would_change_the_trainer_is_refused_during_a_fit(folder):
             callback = Callback()
             setattr(callback, hook, lambda trainer, *_, call=call: call(trainer))
             trainer = trainer_of()
-            if (hook, name) in (("on_fit_start", "set_parameters"), ("on_fit_end", "set_parameters")):
+            if (hook, name) in (
+                ("on_fit_start", "set_parameters"),
+                ("on_fit_end", "set_parameters"),
+            ):
                 continue  # it is between rounds that parameters cannot be set
             with pytest.raises(RuntimeError, match=f"{name} was called during a fit"):
                 fit(trainer, callback)
-            assert [record["round"] for record in trainer.history] == [0, 1, 2][: len(trainer.history)]
+            assert [record["round"] for record in trainer.history] == [0, 1, 2][
+                : len(trainer.history)
+            ]

@@ -43,8 +43,12 @@ def any_engine(request):
     indirect=["any_engine"],
 )
 def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, mode):
-    stopped, serial, whole, resumed = trainer_of(any_engine), trainer_of(), trainer_of(), trainer_of()
-    ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
+    stopped = trainer_of(any_engine)
+    serial = trainer_of()
+    whole = trainer_of()
+    resumed = trainer_of()
+    ended = EndCounter()
+    kept = Checkpoint(tmp_path, every=99)
     parameters = fit(stopped, StopAfter(1), ended, kept, **mode)
     assert [record["round"] for record in stopped.history] == [0, 1]
     assert stopped.stopped == "enough"
@@ -63,11 +67,14 @@ def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("any_engine", "hook"), each_value(ENGINES, ["fit_start", "round_start", "round_end"]), indirect=["any_engine"]
+    ("any_engine", "hook"),
+    each_value(ENGINES, ["fit_start", "round_start", "round_end"]),
+    indirect=["any_engine"],
 )
 def test_it_may_stop_in_any_hook(any_engine, hook):
     rounds = int(hook != "fit_start")
-    stopped, other = trainer_of(any_engine), trainer_of()
+    stopped = trainer_of(any_engine)
+    other = trainer_of()
     parameters = fit(stopped, CallAt(hook, lambda trainer: trainer.stop("enough")))
     assert len(stopped.history) == rounds
     assert stopped.stopped == "enough"
@@ -88,10 +95,12 @@ def test_it_may_stop_in_any_hook(any_engine, hook):
     ids=str,
 )
 def test_nothing_is_left_in_an_engine(merge, stop):
-    engine, clock = LookaheadEngine(), Clock()
+    engine = LookaheadEngine()
+    clock = Clock()
 
     def in_time(trainer):
-        engine.stuck, clock.now = True, 100.0
+        engine.stuck = True
+        clock.now = 100.0
 
     actions = {
         "not": CallAt("", None),
@@ -101,8 +110,11 @@ def test_nothing_is_left_in_an_engine(merge, stop):
     action = actions.get(stop) or CallAt(
         stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0
     )
-    engine.traits = replace(engine.traits, shared_memory=False)  # a total shuffle cuts blocks into pieces
-    options = combined(BLOCKS, merge=merge, max_time=50, validation_data=(X[:9], Y[:9]), shuffle="total")
+    # A total shuffle cuts blocks into pieces.
+    engine.traits = replace(engine.traits, shared_memory=False)
+    options = combined(
+        BLOCKS, merge=merge, max_time=50, validation_data=(X[:9], Y[:9]), shuffle="total"
+    )
     with trainer_of(engine, clock=clock) as trainer:
         fit(trainer, action, **options)
         assert (trainer.stopped is None) == (stop == "not")
@@ -118,7 +130,8 @@ class Clock:
     """Time that passes when it is told to, and a bit whenever it is looked at."""
 
     def __init__(self, tick=1e-9):
-        self.now, self.tick = 0.0, tick
+        self.now = 0.0
+        self.tick = tick
 
     def __call__(self):
         self.now += self.tick
@@ -129,7 +142,8 @@ class Passing(Callback):
     """Rounds that take so many seconds."""
 
     def __init__(self, clock, durations):
-        self.clock, self.durations = clock, durations
+        self.clock = clock
+        self.durations = durations
 
     def on_round_start(self, trainer, number):
         self.clock.now += self.durations[number]
@@ -138,19 +152,34 @@ class Passing(Callback):
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=8), st.integers(1, 40))
 @example([1, 3, 1, 1], 7)  # the longest, not the last
 def test_no_round_is_begun_without_time_for_it(durations, max_time):
-    """A round takes as long as the longest before it, the first of which also waits for processes."""
-    clock, hours = Clock(tick=0), [3600 * duration for duration in durations]
-    trainer, options = trainer_of(clock=clock, workers=1, net=mlp), {"blocks": 1, "batch_size": 57}
-    fit(trainer, Passing(clock, hours), max_time=3600 * max_time, num_epochs=len(durations), **options)
-    begun, trained = 1, 1e-3
-    while begun < len(durations) and sum(durations[:begun]) + max(durations[1:begun], default=trained) <= max_time:
+    """A round takes as long as the longest before it, the first of which also waits for
+    processes.
+    """
+    clock = Clock(tick=0)
+    hours = [3600 * duration for duration in durations]
+    trainer = trainer_of(clock=clock, workers=1, net=mlp)
+    options = {"blocks": 1, "batch_size": 57}
+    fit(
+        trainer,
+        Passing(clock, hours),
+        max_time=3600 * max_time,
+        num_epochs=len(durations),
+        **options,
+    )
+    begun = 1
+    trained = 1e-3
+    while (
+        begun < len(durations)
+        and sum(durations[:begun]) + max(durations[1:begun], default=trained) <= max_time
+    ):
         begun += 1
     assert len(trainer.history) == begun
     assert trainer.stopped == ("max_time" if begun < len(durations) else None)
 
 
 @pytest.mark.parametrize(
-    ("max_time", "time_left", "stops"), [(None, 100, 95), (50, 100, 50), (99, 100, 95), (None, 7200, 7140)]
+    ("max_time", "time_left", "stops"),
+    [(None, 100, 95), (50, 100, 50), (99, 100, 95), (None, 7200, 7140)],
 )
 def test_a_fit_ends_before_its_program_is_ended(max_time, time_left, stops):
     clock = Clock(tick=0)
@@ -164,15 +193,26 @@ def test_a_fit_ends_before_its_program_is_ended(max_time, time_left, stops):
 
 @pytest.mark.parametrize("at", [0, *slow(1), 3])
 def test_a_round_without_time_left_is_given_up(tmp_path, at):
-    engine, clock = LookaheadEngine(), Clock()
+    engine = LookaheadEngine()
+    clock = Clock()
 
     def in_time(trainer):
-        engine.stuck, clock.now = True, 100.0
+        engine.stuck = True
+        clock.now = 100.0
 
-    stopped, short, whole, again = trainer_of(engine, clock=clock), trainer_of(), trainer_of(), trainer_of()
-    ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
+    stopped = trainer_of(engine, clock=clock)
+    short = trainer_of()
+    whole = trainer_of()
+    again = trainer_of()
+    ended = EndCounter()
+    kept = Checkpoint(tmp_path, every=99)
     fit(stopped, ended, kept, CallAt("round_start", in_time, at), max_time=50, num_epochs=5)
-    assert (stopped.stopped, len(stopped.history), ended.ends, ended.errors) == ("max_time", at, 1, 0)
+    assert (stopped.stopped, len(stopped.history), ended.ends, ended.errors) == (
+        "max_time",
+        at,
+        1,
+        0,
+    )
     assert list(list_checkpoints(tmp_path)) == ([at - 1] if at else [])
     engine.stuck = False
     fit(whole, num_epochs=5)
@@ -220,7 +260,8 @@ def test_tasks_that_have_no_time_left_are_ended_in_a_given_engine(shared_local):
     with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
         trainer.build(Hanging(), SGD, "cross_entropy")
         trainer.evaluate(X, Y)
-        parameters, state = trainer.get_parameters(), trainer.snapshot().to_dict()["workers"]
+        parameters = trainer.get_parameters()
+        state = trainer.snapshot().to_dict()["workers"]
         assert_same_bits(fit(trainer, max_time=0.3), parameters)
         assert trainer.stopped == "max_time"
         trainer.evaluate(X, Y)  # all processes hung
@@ -254,10 +295,18 @@ def terminate(trainer):
 @pytest.mark.parametrize("hook", ["fit_start", "round_start", "round_end", "fit_end"])
 @pytest.mark.parametrize("engine", [SerialEngine, LookaheadEngine])
 def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, hook):
-    stopped, whole, again, ended = trainer_of(engine()), trainer_of(), trainer_of(), EndCounter()
+    stopped = trainer_of(engine())
+    whole = trainer_of()
+    again = trainer_of()
+    ended = EndCounter()
     with handler_of(signal.SIG_DFL):
         with pytest.raises(SystemExit) as caught:
-            fit(stopped, Checkpoint(tmp_path, every=99), ended, CallAt(hook, terminate, 0 if "fit" in hook else 1))
+            fit(
+                stopped,
+                Checkpoint(tmp_path, every=99),
+                ended,
+                CallAt(hook, terminate, 0 if "fit" in hook else 1),
+            )
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert caught.value.code == 143
     assert (ended.ends, ended.errors) == (1, 0)

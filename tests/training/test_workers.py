@@ -22,7 +22,9 @@ class Counting(SerialEngine):
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_round_asks_for_the_device_of_each_worker_once(rounds: int) -> None:
-    """With thousands of workers, anything that each of them does for all others would take seconds."""
+    """With thousands of workers, anything that each of them does for all others would take
+    seconds.
+    """
     Counting.asked.clear()
     workers = 12
     x = BlockedTensor.from_array(np.zeros((2 * workers, 3), np.float32), (workers, 1))

@@ -9,7 +9,9 @@ from compss_train.worker.work import Job, Work
 
 def job_of(size, **options):
     """Return the job of tasks that make batches of this size, by default of a small network."""
-    spec = TrainingSpec(net=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss())
+    spec = TrainingSpec(
+        net=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss()
+    )
     return Job(**{"spec": spec, "batching": Batching(size=size), **options})
 
 

@@ -1,4 +1,6 @@
-"""Callbacks that run in workers: what they see and measure, their states, and what they may change."""
+"""Callbacks that run in workers: what they see and measure, their states, and what they may
+change.
+"""
 
 import math
 
@@ -56,15 +58,21 @@ def test_what_is_logged_is_in_the_record():
     trainer = trainer_of(workers=2)
     fit(trainer, Numbers(), EarlyStopping("own_loss", patience=99), validation_data=(X, Y))
     for number, record in enumerate(trainer.history):
-        assert record["own_loss"] == pytest.approx(record["loss"], rel=sum_error(np.float64, len(X)))
-        assert record["right"] == pytest.approx(record["accuracy"], abs=sum_error(np.float32, len(X)))
+        assert record["own_loss"] == pytest.approx(
+            record["loss"], rel=sum_error(np.float64, len(X))
+        )
+        assert record["right"] == pytest.approx(
+            record["accuracy"], abs=sum_error(np.float32, len(X))
+        )
         assert record["round_seen"] == number
         for own in record["workers"]:
             assert own["own_loss"] == pytest.approx(own["loss"], rel=sum_error(np.float64, len(X)))
 
 
 def test_states_continue_in_later_rounds_and_after_a_resume(tmp_path, shared_local):
-    whole, resumed, local = trainer_of(), trainer_of(), trainer_of(shared_local)
+    whole = trainer_of()
+    resumed = trainer_of()
+    local = trainer_of(shared_local)
     fit(whole, Numbers(), Checkpoint(tmp_path, keep=9))
     fit(resumed, Numbers(), resume=tmp_path / "round-000001")
     fit(local, Numbers())
@@ -107,7 +115,8 @@ def test_an_exception_names_callback_round_and_worker():
 
 class Named(WorkerCallback):
     def __init__(self, name, value):
-        self.name, self.value = name, value
+        self.name = name
+        self.value = value
 
     def on_round_end(self, context):
         context.log(self.name, self.value)
@@ -130,7 +139,9 @@ def test_mistakes_are_found():
         fit(trainer_of(), Named("own", torch.ones(2)))
     with pytest.raises(TypeError, match=r"Unpicklable.generator .*cannot be pickled"):
         fit(trainer_of(), Unpicklable())
-    with pytest.warns(UserWarning, match=r"do not call on_train_batch_end of Misnamed; .* on_batch_end"):
+    with pytest.warns(
+        UserWarning, match=r"do not call on_train_batch_end of Misnamed; .* on_batch_end"
+    ):
         trainer_of().check_fit(X, Y, num_epochs=1, batch_size=9, callbacks=[Misnamed()])
     with pytest.raises(TypeError, match="not a Callback"):
         fit(trainer_of(), Numbers)

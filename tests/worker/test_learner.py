@@ -1,4 +1,6 @@
-"""Steps of several batches, and batches that are not finite: what is skipped leaves nothing behind."""
+"""Steps of several batches, and batches that are not finite: what is skipped leaves nothing
+behind.
+"""
 
 import numpy as np
 import pytest
@@ -26,8 +28,12 @@ from tests.helpers.tolerances import sgd_error, sum_error
 X, Y = classification(samples=62)
 
 
-def built(engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cross_entropy", **options):
-    return trainer_of(engine, workers, seed=3, net=net, optimizer=optimizer, loss=loss, metric=None, **options)
+def built(
+    engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cross_entropy", **options
+):
+    return trainer_of(
+        engine, workers, seed=3, net=net, optimizer=optimizer, loss=loss, metric=None, **options
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,9 @@ def built(engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cros
 )
 def test_a_step_ends_with_the_epoch_and_the_round(merge, shuffle, accumulate, steps):
     trainer = built(optimizer=ADAM, gradients=Gradients(accumulate=accumulate))
-    trainer.fit(*blocked(X, Y, 3), num_epochs=3, num_batches_per_worker=3, shuffle=shuffle, merge=merge)
+    trainer.fit(
+        *blocked(X, Y, 3), num_epochs=3, num_batches_per_worker=3, shuffle=shuffle, merge=merge
+    )
     (worker,) = trainer.snapshot().workers
     assert worker.optimizer["state"][0]["step"] == steps
 
@@ -54,12 +62,17 @@ class Spoilt(nn.Module):
     def forward(self, output, target):
         bad = torch.where(target == 99, 0.0, 1.0)
         constant = torch.where(target == 96, float("inf"), 0.0).sum()
-        return cross_entropy(output, target % 3) + constant + 0 * (output[:, 0] * bad).pow(2).sqrt().sum()
+        return (
+            cross_entropy(output, target % 3)
+            + constant
+            + 0 * (output[:, 0] * bad).pow(2).sqrt().sum()
+        )
 
 
 def spoilt(batch, how):
     """Return the data with one of the batches of 5 that is not finite."""
-    x, y = X[:60].copy(), Y[:60].copy()
+    x = X[:60].copy()
+    y = Y[:60].copy()
     if how in ("gradient", "loss"):
         y[batch * 5] = {"gradient": 99, "loss": 96}[how]
     else:
@@ -87,7 +100,13 @@ def normed():
 @pytest.mark.parametrize(
     ("skipped", "how"),
     each_value(
-        [(0, {}), (5, {}), (11, {}), (5, {"optimizer": ADAM, "clip_norm": 0.5}), (11, {"precision": "bf16"})],
+        [
+            (0, {}),
+            (5, {}),
+            (11, {}),
+            (5, {"optimizer": ADAM, "clip_norm": 0.5}),
+            (11, {"precision": "bf16"}),
+        ],
         ["nan", "inf", "gradient", "loss"],
     ),
     ids=str,
@@ -100,20 +119,25 @@ def test_a_batch_that_is_skipped_leaves_nothing_behind(skipped, how):
     for record, expected in zip(trainer.history, other.history, strict=True):
         assert record["loss"] == expected["loss"]
         assert (record["skipped_batches"], record["workers"][0]["skipped_batches"]) == (1, 1)
-        assert (record["samples"], record["workers"][0]["samples"]) == (60, 55)  # given, and learnt from
+        # Given, and learnt from.
+        assert (record["samples"], record["workers"][0]["samples"]) == (60, 55)
         assert "skipped_batches" not in expected
 
 
 @pytest.mark.parametrize("batch", [0, 4, 11])
 @pytest.mark.parametrize("how", ["nan", "gradient"])
 def test_only_one_of_several_batches_a_step_is_skipped(batch, how):
-    """With the epoch's last batch skipped, the last step is of one less; with another, batches move up."""
+    """With the epoch's last batch skipped, the last step is of one less; with another, batches move
+    up.
+    """
     _, ours = skipping(spoilt(batch, how), accumulate=3)
     assert_same_bits(ours, skipping(without(batch), accumulate=3)[1])
 
 
 class Buffers(nn.Module):
-    """A buffer by two names until the first forward pass, which replaces it by one of them, and a sum of inputs."""
+    """A buffer by two names until the first forward pass, which replaces it by one of them, and a
+    sum of inputs.
+    """
 
     def __init__(self):
         super().__init__()
@@ -132,9 +156,12 @@ class Buffers(nn.Module):
 @pytest.mark.parametrize("batch", [0, 3])
 def test_buffers_are_put_back_after_a_skipped_batch(batch):
     trainer = built(net=Buffers, gradients=Gradients(on_nan="skip"))
-    final, (x, _) = trainer.fit(*spoilt(batch, "nan"), num_epochs=1, batch_size=5, **STILL), without(batch)
+    final = trainer.fit(*spoilt(batch, "nan"), num_epochs=1, batch_size=5, **STILL)
+    (x, _) = without(batch)
     assert (final["one"].item(), final["other"].item()) == (11, 11)
-    assert final["seen"].item() == pytest.approx(x.sum(), abs=sum_error(np.float32, x.size, np.abs(x).sum()))
+    assert final["seen"].item() == pytest.approx(
+        x.sum(), abs=sum_error(np.float32, x.size, np.abs(x).sum())
+    )
 
 
 def test_who_skipped_what_is_told():
@@ -149,16 +176,22 @@ def test_who_skipped_what_is_told():
     x[25] = 0
     x[10] = 0
     trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **STILL)
-    assert ["skipped_batches" in worker for worker in trainer.history[1]["workers"]] == [False, True]
+    assert ["skipped_batches" in worker for worker in trainer.history[1]["workers"]] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_worker_that_skips_everything_ends_the_fit(merge):
-    x, y = X.copy(), Y
+    x = X.copy()
+    y = Y
     x[31:] = np.nan
     trainer = built(workers=2, gradients=Gradients(on_nan="skip"), net=mlp)
     good = trainer.get_parameters()
-    with pytest.raises(DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was trained"):
+    with pytest.raises(
+        DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was trained"
+    ):
         trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, merge=merge, **STILL)
     assert_same_bits(trainer.get_parameters(), good)
 
@@ -167,18 +200,33 @@ def test_a_worker_that_skips_everything_ends_the_fit(merge):
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
     trainer = built(
-        workers=2, gradients=Gradients(on_nan=on_nan), net=mlp, optimizer={"optimizer": "sgd", "lr": 1e38}
+        workers=2,
+        gradients=Gradients(on_nan=on_nan),
+        net=mlp,
+        optimizer={"optimizer": "sgd", "lr": 1e38},
     )
     before = trainer.get_parameters()
-    with pytest.raises(DivergedError, match=r"parameter '0.weight' became NaN or infinite in round 0 on worker 0"):
-        trainer.fit(*blocked(X * 1e3, Y, 2), num_epochs=1, num_batches_per_worker=1, merge=merge, progress=False)
+    with pytest.raises(
+        DivergedError, match=r"parameter '0.weight' became NaN or infinite in round 0 on worker 0"
+    ):
+        trainer.fit(
+            *blocked(X * 1e3, Y, 2),
+            num_epochs=1,
+            num_batches_per_worker=1,
+            merge=merge,
+            progress=False,
+        )
     assert_same_bits(trainer.get_parameters(), before)
 
 
 def test_ignored_values_that_are_not_finite_are_trained_on():
     trainer = built(gradients=Gradients(on_nan="ignore"))
-    final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **STILL)
-    assert all(np.isnan(record["loss"]) and np.isnan(record["val_loss"]) for record in trainer.history)
+    final = trainer.fit(
+        *spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **STILL
+    )
+    assert all(
+        np.isnan(record["loss"]) and np.isnan(record["val_loss"]) for record in trainer.history
+    )
     assert np.isnan(final["0.weight"]).all()
 
 
@@ -199,7 +247,9 @@ def test_sparse_gradients_are_skipped_and_accumulated_too(accumulate):
         net.table.sparse = not results
         net.load_state_dict({"table.weight": torch.ones(3, 3)})
         trainer = built(
-            net=lambda net=net: net, optimizer=sgd, gradients=Gradients(accumulate=accumulate, on_nan="skip")
+            net=lambda net=net: net,
+            optimizer=sgd,
+            gradients=Gradients(accumulate=accumulate, on_nan="skip"),
         )
         results.append(trainer.fit(X, Y, num_epochs=2, batch_size=5, **STILL))
     steps = 2 * len(X) // 5 + 2  # those of a row of the table make its weights larger, up to 2
@@ -218,7 +268,8 @@ def scales(trainer):
 
 def test_each_worker_keeps_its_scaler_and_resumes_with_it(tmp_path):
     """Steps that overflow halve the scale, which starts at 65,536."""
-    whole, resumed = trainer_of(**FP16), trainer_of(**FP16)
+    whole = trainer_of(**FP16)
+    resumed = trainer_of(**FP16)
     fit(whole, Checkpoint(tmp_path, keep=9), data=blocked(LARGE_X, LARGE_Y, 7))
     assert all(0 < scale < 65536 for scale in scales(whole))
     fit(resumed, data=blocked(LARGE_X, LARGE_Y, 7), resume=tmp_path / "round-000001")
@@ -228,7 +279,10 @@ def test_each_worker_keeps_its_scaler_and_resumes_with_it(tmp_path):
 @pytest.mark.parametrize("optimizer", [{**ADAM, "fused": True}, {**SGD, "fused": True}])
 def test_fused_optimizers_leave_out_steps_that_overflow(optimizer):
     trainer = trainer_of(**FP16 | {"optimizer": optimizer})
-    assert all(np.isfinite(array).all() for array in fit(trainer, data=blocked(LARGE_X, LARGE_Y, 7)).values())
+    assert all(
+        np.isfinite(array).all()
+        for array in fit(trainer, data=blocked(LARGE_X, LARGE_Y, 7)).values()
+    )
     assert all(0 < scale < 65536 for scale in scales(trainer))
 
 
@@ -249,9 +303,13 @@ def test_several_optimizers_share_a_scaler():
     trainer.build(modules, optimizers, "cross_entropy", training_step=update_both, precision="fp16")
     options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
     ours = trainer.fit(LARGE_X, LARGE_Y, num_epochs=2, batch_size=19, **options)
-    own = {name: torch.optim.SGD(modules[name].parameters(), lr=0.05, momentum=0.9) for name in modules}
+    own = {
+        name: torch.optim.SGD(modules[name].parameters(), lr=0.05, momentum=0.9) for name in modules
+    }
     scaler = torch.amp.GradScaler("cpu")
-    batches = [*zip(torch.from_numpy(LARGE_X).split(19), torch.from_numpy(LARGE_Y).split(19), strict=True)]
+    batches = [
+        *zip(torch.from_numpy(LARGE_X).split(19), torch.from_numpy(LARGE_Y).split(19), strict=True)
+    ]
     with intra_op_threads(1):
         for x, y in batches * 2:
             with torch.autocast("cpu", torch.float16):
@@ -287,8 +345,12 @@ class NoGradient(nn.Module):
 
 def test_gradients_that_are_never_finite_end_the_fit():
     """Without an error the scaler would leave out every step."""
-    trainer = trainer_of(workers=1, net=mlp, optimizer=SGD, loss=NoGradient(), metric=None, precision="fp16")
-    with pytest.raises(DivergedError, match=r"loss scale of fp16 fell to .* in round 0 on worker 0.*bf16"):
+    trainer = trainer_of(
+        workers=1, net=mlp, optimizer=SGD, loss=NoGradient(), metric=None, precision="fp16"
+    )
+    with pytest.raises(
+        DivergedError, match=r"loss scale of fp16 fell to .* in round 0 on worker 0.*bf16"
+    ):
         trainer.fit(LARGE_X, LARGE_Y, num_epochs=1, batch_size=1, progress=False)
 
 

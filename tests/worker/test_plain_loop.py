@@ -63,7 +63,9 @@ TWICE = {"optimizer": TwoSteps, "lr": 0.05, "momentum": 0.9}
 
 def by_spec(spec):
     """Return an optimizer as ``build`` takes it, and as a plain loop makes it."""
-    return spec, partial(spec["optimizer"], **{name: value for name, value in spec.items() if name != "optimizer"})
+    return spec, partial(
+        spec["optimizer"], **{name: value for name, value in spec.items() if name != "optimizer"}
+    )
 
 
 def trained(trainer, **options):
@@ -77,10 +79,21 @@ def looped(net, make_optimizer, **options):
 @pytest.mark.parametrize(
     ("spec", "make"),
     [*OPTIMIZERS, (SharedSteps, SharedSteps), by_spec(LBFGS), by_spec(WOLFE), by_spec(TWICE)],
-    ids=["sgd", "adam", "nadam", "adamw", "callable", "shared steps", "LBFGS", "line search", "two steps"],
+    ids=[
+        "sgd",
+        "adam",
+        "nadam",
+        "adamw",
+        "callable",
+        "shared steps",
+        "LBFGS",
+        "line search",
+        ("two steps"),
+    ],
 )
 def test_one_worker_is_the_plain_loop(engine, spec, make):
-    trainer, losses = trainer_of(engine, 1, seed=3, optimizer=spec), []
+    trainer = trainer_of(engine, 1, seed=3, optimizer=spec)
+    losses = []
     assert_same_bits(trained(trainer), looped(awkward_net(), make, losses=losses))
     means = [sum(losses[start : start + 12]) / len(X) for start in (0, 12, 24)]
     assert [record["loss"] for record in trainer.history] == pytest.approx(
@@ -116,16 +129,23 @@ CLIPPED = {
 
 
 @pytest.mark.parametrize(
-    ("gradients", "precision"), each_value([*product(CLIPPED, [1, 5])], ["fp32", "bf16", "fp16"]), ids=str
+    ("gradients", "precision"),
+    each_value([*product(CLIPPED, [1, 5])], ["fp32", "bf16", "fp16"]),
+    ids=str,
 )
 def test_gradients_are_clipped_and_accumulated_as_there(gradients, precision):
     """12 batches an epoch: the last step of each is of two."""
     clipped, accumulate = gradients
     given, clip = CLIPPED[clipped]
-    plain = looped(awkward_net(), OPTIMIZERS[0][1], clip=clip, accumulate=accumulate, precision=precision)
-    for on_nan in ("skip", "ignore" if accumulate == 1 else "raise"):  # where all is finite, it is all the same
+    plain = looped(
+        awkward_net(), OPTIMIZERS[0][1], clip=clip, accumulate=accumulate, precision=precision
+    )
+    # Where all is finite, it is all the same.
+    for on_nan in ("skip", "ignore" if accumulate == 1 else "raise"):
         gradients = Gradients(**given, accumulate=accumulate, on_nan=on_nan)
-        trainer = trainer_of(workers=1, seed=3, optimizer=SGD, gradients=gradients, precision=precision)
+        trainer = trainer_of(
+            workers=1, seed=3, optimizer=SGD, gradients=gradients, precision=precision
+        )
         assert_same_bits(trained(trainer), plain)
         assert "skipped_batches" not in trainer.history[0]
     if given:
@@ -157,11 +177,14 @@ def test_the_default_threads_are_those_of_a_plain_program(engine):
     threads = engine.threads or cores()
     trainer.build(awkward_net(), ADAM, "cross_entropy")
     ours = fit(trainer, data=(X, Y), num_epochs=2, batch_size=20, **STILL)
-    assert_same_bits(ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], X, Y, 1, 3, 2, seed=3, threads=threads))
+    assert_same_bits(
+        ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], X, Y, 1, 3, 2, seed=3, threads=threads)
+    )
 
 
 def test_the_callers_randomness_threads_and_network_stay():
-    net, threads = awkward_net(), torch.get_num_threads()
+    net = awkward_net()
+    threads = torch.get_num_threads()
     before = state_arrays(copy.deepcopy(net))
     torch.manual_seed(99)
     np.random.seed(99)
@@ -178,7 +201,8 @@ def test_the_callers_randomness_threads_and_network_stay():
 
 
 def test_a_new_optimizer_every_round_on_request(engine):
-    trainer, net = trainer_of(engine, 1, seed=3, net=mlp, optimizer=SGD), mlp()
+    trainer = trainer_of(engine, 1, seed=3, net=mlp, optimizer=SGD)
+    net = mlp()
     ours = trained(trainer, merge=Merge(optimizer_state="reset"))
     for _ in range(3):
         epoch = plain_loop(net, OPTIMIZERS[0][1], X, Y, 4, 3, 1, seed=3)
@@ -199,18 +223,26 @@ def falling(epoch):
     ids=named,
 )
 def test_a_new_optimizer_every_block_on_request(every, build):
-    """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not forgotten."""
+    """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not
+    forgotten.
+    """
     x, y = classification(samples=54)
     trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=SGD, **build)
     merge = Merge(optimizer_state="reset_blocks", **every)
-    ours = fit(trainer, data=blocked(x, y, 3), num_epochs=2, num_batches_per_worker=3, merge=merge, **STILL)
+    ours = fit(
+        trainer, data=blocked(x, y, 3), num_epochs=2, num_batches_per_worker=3, merge=merge, **STILL
+    )
     net = mlp()
     for epoch in range(2):
         for block in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
             spec = {**SGD, "lr": SGD["lr"] * (falling(epoch) if "schedule" in build else 1)}
-            alone = trainer_of(workers=1, seed=3, net=lambda: net, optimizer=spec, gradients=build.get("gradients"))
+            alone = trainer_of(
+                workers=1, seed=3, net=lambda: net, optimizer=spec, gradients=build.get("gradients")
+            )
             merge = Merge(unit="batches" if every.get("unit") == "batches" else None)
-            whole = fit(alone, data=block, num_epochs=1, num_batches_per_worker=3, merge=merge, **STILL)
+            whole = fit(
+                alone, data=block, num_epochs=1, num_batches_per_worker=3, merge=merge, **STILL
+            )
             net.load_state_dict({name: torch.from_numpy(array) for name, array in whole.items()})
     assert_same_bits(ours, state_arrays(net))
 

@@ -72,7 +72,12 @@ def test_an_error_of_the_transform_comes_with_its_batch():
         return x
 
     with pytest.raises(ZeroDivisionError, match="this batch") as error:
-        fit(trainer_of(workers=1, transform=divide), data=blocked(X[:57], Y[:57], 1), num_epochs=1, batch_size=6)
+        fit(
+            trainer_of(workers=1, transform=divide),
+            data=blocked(X[:57], Y[:57], 1),
+            num_epochs=1,
+            batch_size=6,
+        )
     assert "batch of x with shape (6, 6)" in error.value.__notes__[0]
 
 
@@ -130,7 +135,9 @@ def test_any_groups_give_the_same_bits(options):
 
 
 def of_bad_files(trainer, folder, x, y):
-    for number, (part_x, part_y) in enumerate(zip(np.split(x, WORKERS), np.split(y, WORKERS), strict=True)):
+    for number, (part_x, part_y) in enumerate(
+        zip(np.split(x, WORKERS), np.split(y, WORKERS), strict=True)
+    ):
         np.savez(folder / f"{number}.npz", x=part_x, y=part_y)
     dataset = FileDataset(f"{folder}/*.npz", on_bad_file="skip")
     (folder / "1.npz").write_bytes(b"")
@@ -154,7 +161,13 @@ def in_tasks_of_their_own(trainer, folder, x, y):
 
 @pytest.mark.filterwarnings("ignore:skipped", "ignore:13 workers share")
 @pytest.mark.parametrize(
-    "train", [of_bad_files, after_a_fit_of_some_workers, after_a_fit_in_tasks_of_their_own, in_tasks_of_their_own]
+    "train",
+    [
+        of_bad_files,
+        after_a_fit_of_some_workers,
+        after_a_fit_in_tasks_of_their_own,
+        in_tasks_of_their_own,
+    ],
 )
 def test_states_and_votes_are_the_same_in_groups(tmp_path, train):
     x, y = classification(samples=65)
@@ -166,7 +179,9 @@ def test_states_and_votes_are_the_same_in_groups(tmp_path, train):
 def test_evaluation_has_the_same_bits_in_fewer_tasks(tmp_path, form):
     write_files(tmp_path, classification(samples=sum(SIZES)))
     x, y = classification(samples=130)
-    data = {"blocks": (x, y), "files": (FileDataset(f"{tmp_path}/*.npz"),), "no targets": (x,)}[form]
+    data = {"blocks": (x, y), "files": (FileDataset(f"{tmp_path}/*.npz"),), "no targets": (x,)}[
+        form
+    ]
     results = []
     for slots in (0, 1):
         engine = Slots(slots)

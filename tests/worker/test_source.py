@@ -1,4 +1,6 @@
-"""Sources: whichever parts of a pass are opened, their samples are those of the pass, and copies."""
+"""Sources: whichever parts of a pass are opened, their samples are those of the pass, and
+copies.
+"""
 
 from itertools import pairwise
 
@@ -16,7 +18,9 @@ from tests.worker.assignments import job_of
 def source(rows, *, shuffled):
     """Return the source of one block, whose samples are their numbers, and that block."""
     block = np.arange(rows, dtype=np.float32)[:, None]
-    return source_of(job_of(rows, row_seed=3 if shuffled else None, seed=3), Work(blocks=(7,)), [block]), block
+    return source_of(
+        job_of(rows, row_seed=3 if shuffled else None, seed=3), Work(blocks=(7,)), [block]
+    ), block
 
 
 def cut(opened, bounds):

@@ -1,4 +1,6 @@
-"""The tasks that train: what they return depends on nothing but their arguments, and they change none of them."""
+"""The tasks that train: what they return depends on nothing but their arguments, and they change
+none of them.
+"""
 
 import copy
 import random
@@ -34,7 +36,10 @@ def spec_of(loss=nn.functional.cross_entropy):
 def works(*workers):
     """Return the work of these workers of a group, each on one of the blocks 0 to 3."""
     blocks = tuple(range(WORKERS))
-    return [Work((BlockPass(each, 0, 15),), worker=each, index_in_group=each, blocks=blocks) for each in workers]
+    return [
+        Work((BlockPass(each, 0, 15),), worker=each, index_in_group=each, blocks=blocks)
+        for each in workers
+    ]
 
 
 def arguments(spec, *workers):
@@ -47,7 +52,10 @@ def arguments(spec, *workers):
 def encoded(states):
     """Return all that states hold, as values to compare."""
     parts = [leaves([state.optimizer, state.batches, *of_random(state.random)]) for state in states]
-    return [[np.asarray(leaf).tobytes() if hasattr(leaf, "dtype") else leaf for leaf in part] for part in parts]
+    return [
+        [np.asarray(leaf).tobytes() if hasattr(leaf, "dtype") else leaf for leaf in part]
+        for part in parts
+    ]
 
 
 def of_random(state):
@@ -58,7 +66,9 @@ def test_a_group_is_the_sum_of_its_workers_whatever_else_the_task_trains():
     spec = spec_of()
     total, after = train_group(*arguments(spec, 0, 1, 2, 3))
     alone = [train_worker(*arguments(spec, worker)) for worker in range(WORKERS)]
-    expected = partial_sum([PartialSum.of_worker(one, 15, n) for n, (one, _, _) in enumerate(alone)])
+    expected = partial_sum(
+        [PartialSum.of_worker(one, 15, n) for n, (one, _, _) in enumerate(alone)]
+    )
     assert_same_bits(total.values, expected.values)
     assert total.count == 60
     assert [part.loss for part in total.measured] == [own.loss for _, _, (own,) in alone]
@@ -94,7 +104,9 @@ def test_the_random_numbers_of_the_caller_stay(task, loss):
     given = arguments(spec_of(loss), 2)
     with random_state(4, "cpu"):
         before = RandomState.capture("cpu")
-        with pytest.raises(RuntimeError, match="no loss today") if loss is failing else nullcontext():
+        with (
+            pytest.raises(RuntimeError, match="no loss today") if loss is failing else nullcontext()
+        ):
             task(*given)
         assert RandomState.capture("cpu").is_same(before)
         drawn = torch.rand(1).item(), np.random.random(), random.random()

@@ -1,4 +1,6 @@
-"""A run on the disk: its TOML file, with the settings of the command line, its folder, and errors in the file."""
+"""A run on the disk: its TOML file, with the settings of the command line, its folder, and errors
+in the file.
+"""
 
 import copy
 import json
@@ -22,7 +24,9 @@ SECTIONS = ("trainer", "network", "data", "validation", "build", "fit", "output"
 RUN_FILE = "config.toml"
 """The name of the run file in the folder of a run."""
 HOME = "home"
-"""The key, outside of all sections, of the folder that relative file names refer to; runs write it."""
+"""The key, outside of all sections, of the folder that relative file names refer to; runs write
+it.
+"""
 
 
 class RunFileError(ValueError):
@@ -53,12 +57,18 @@ class Errors:
         """Raise ``RunFileError`` if there are errors; it begins with the name of their source."""
         if self.messages:
             several = len(self.messages) > 1
-            text = "".join(f"\n  {message}" for message in self.messages) if several else f" {self.messages[0]}"
+            text = (
+                "".join(f"\n  {message}" for message in self.messages)
+                if several
+                else (f" {self.messages[0]}")
+            )
             raise RunFileError(f"{source}:{text}") from self._cause
 
 
 def format_exception(error: BaseException) -> str:
-    """Return the message of an exception, after its type unless its message is written for users."""
+    """Return the message of an exception, after its type unless its message is written for
+    users.
+    """
     message = exception_message(error)
     if isinstance(error, ValueError | ModuleNotFoundError | OSError) and message:
         return message
@@ -66,7 +76,9 @@ def format_exception(error: BaseException) -> str:
 
 
 def exception_message(error: BaseException) -> str:
-    """Return the message of an exception; for an error of the operating system, the file and the reason."""
+    """Return the message of an exception; for an error of the operating system, the file and the
+    reason.
+    """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
@@ -96,7 +108,9 @@ class RunFile:
 
     @property
     def output(self) -> Path:
-        """The run's folder: as the file says, else the folder of a run's own file, else ``runs/NAME``."""
+        """The run's folder: as the file says, else the folder of a run's own file, else
+        ``runs/NAME``.
+        """
         folder = self.section("output").get("folder")
         if isinstance(folder, str):
             return self.home / folder
@@ -113,7 +127,9 @@ class RunFile:
         return replace(self, table={**self.table, section: {**self.section(section), key: value}})
 
     def dumps(self, seed: int) -> str:
-        """Return TOML text that repeats this run from any folder: with its seed and home, without its output."""
+        """Return TOML text that repeats this run from any folder: with its seed and home, without
+        its output.
+        """
         seeded = self.with_value("trainer", "seed", seed)
         output = {key: value for key, value in self.section("output").items() if key != "folder"}
         return tomli_w.dumps({**seeded.table, "output": output, HOME: str(self.home)})
@@ -124,7 +140,10 @@ class RunFile:
             if name not in (*SECTIONS, HOME):
                 errors.add("top level", unknown_name(name, SECTIONS, "section"))
             elif name != HOME and not isinstance(value, dict):
-                errors.add("top level", f"{name} = {value!r} is not a section; write [{name}] and its keys below")
+                errors.add(
+                    "top level",
+                    (f"{name} = {value!r} is not a section; write [{name}] and its keys below"),
+                )
 
 
 def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> RunFile:
@@ -137,12 +156,16 @@ def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> R
     relative = table.get(HOME, "")
     home = path.parent / relative if isinstance(relative, str) else path.parent
     if not home.is_dir():
-        raise RunFileError(f"{path}: its {HOME} folder {home} does not exist; correct the key {HOME} in this file")
+        raise RunFileError(
+            f"{path}: its {HOME} folder {home} does not exist; correct the key {HOME} in this file"
+        )
     return RunFile(path, home, table)
 
 
 def read_toml(path: Path, hint: str = "") -> TomlTable:
-    """Return the contents of a TOML file; raise ``RunFileError``, with the hint, if it cannot be read or parsed."""
+    """Return the contents of a TOML file; raise ``RunFileError``, with the hint, if it cannot be
+    read or parsed.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -154,21 +177,27 @@ def read_toml(path: Path, hint: str = "") -> TomlTable:
 def apply_settings(table: TomlTable, settings: Iterable[str]) -> TomlTable:
     """Return a copy of the table with each ``section.key=value`` set.
 
-    A value is parsed as TOML (``3``, ``true``, ``[1, 2]``); any other text is a string, which needs no quotes.
+    A value is parsed as TOML (``3``, ``true``, ``[1, 2]``); any other text is a string, which needs
+    no quotes.
 
-    Raises ``RunFileError`` for a setting of another form, or of a key inside a value that is not a table.
+    Raises ``RunFileError`` for a setting of another form, or of a key inside a value that is not a
+    table.
     """
     changed = copy.deepcopy(table)
     for setting in settings:
         name, equals, text = setting.partition("=")
         *path, key = name.strip().split(".")
         if not (equals and key and path and all(path)):
-            raise RunFileError(f"--set {setting}: give SECTION.KEY=VALUE, for example fit.num_epochs=3")
+            raise RunFileError(
+                f"--set {setting}: give SECTION.KEY=VALUE, for example fit.num_epochs=3"
+            )
         part = changed
         for name in path:
             part = part.setdefault(name, {})
             if not isinstance(part, dict):
-                raise RunFileError(f"--set {setting}: {name} is {part!r} in the file, not a table with keys")
+                raise RunFileError(
+                    f"--set {setting}: {name} is {part!r} in the file, not a table with keys"
+                )
         part[key] = text.strip()
         with suppress(tomllib.TOMLDecodeError, RecursionError):
             parsed = tomllib.loads(f"value = {text}")
@@ -190,7 +219,9 @@ class RunFolder:
         self.run_file = path / RUN_FILE
         """The run file with all settings."""
         self.configuration = path / "configuration.json"
-        """``trainer.configuration`` at the start of the fit: all options, versions and the machine."""
+        """``trainer.configuration`` at the start of the fit: all options, versions and the
+        machine.
+        """
         self.history = path / "history.jsonl"
         """The history as JSON lines, one a round."""
         self.parameters = path / "parameters.safetensors"
@@ -221,23 +252,36 @@ class RunFolder:
 
     def write_state(self, state: str, sha256: str | None = None) -> None:
         """Write the state of the run of this process, and the checksum of its parameters."""
-        written = {"state": state, "host": socket.gethostname(), "pid": os.getpid(), "parameters": sha256}
+        written = {
+            "state": state,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "parameters": sha256,
+        }
         files.write_atomic(self.state_file, json.dumps(written))
 
     def sha256(self) -> str | None:
-        """Return the checksum of the parameters that the run has saved, or ``None`` if it is unknown."""
+        """Return the checksum of the parameters that the run has saved, or ``None`` if it is
+        unknown.
+        """
         with suppress(OSError, ValueError, TypeError, KeyError):
-            return str(json.loads(self.state_file.read_text(encoding="utf-8"))["parameters"] or "") or None
+            return (
+                str(json.loads(self.state_file.read_text(encoding="utf-8"))["parameters"] or "")
+                or None
+            )
         return None
 
     def state(self) -> str | None:
-        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped by ..."``; ``None`` if unknown.
+        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped by ..."``;
+        ``None`` if unknown.
 
         It is ``KILLED`` if the process that wrote ``RUNNING`` on this machine has ended.
         """
         try:
             written = json.loads(self.state_file.read_text(encoding="utf-8"))
-            state, host, pid = str(written["state"]), written["host"], int(written["pid"])
+            state = str(written["state"])
+            host = written["host"]
+            pid = int(written["pid"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
         ended = state == RUNNING and host == socket.gethostname() and not files.is_running(pid)
@@ -247,7 +291,11 @@ class RunFolder:
         """Return the files and folders that exist."""
         results = [self.parameters, self.history, self.csv, self.report, self.profile]
         settings = [self.run_file, self.configuration, self.state_file]
-        return [path for path in (*results, *settings, self.checkpoints, self.tensorboard) if path.exists()]
+        return [
+            path
+            for path in (*results, *settings, self.checkpoints, self.tensorboard)
+            if path.exists()
+        ]
 
     def clear(self) -> None:
         """Remove the files of a run, and no others."""

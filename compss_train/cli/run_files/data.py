@@ -1,4 +1,6 @@
-"""The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
+"""The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their
+split.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,8 +28,8 @@ FRACTION = "fraction"
 class Dataset(NamedTuple):
     """Samples to train or evaluate on.
 
-    ``x`` is an array, a blocked tensor, or a ``FileDataset``, which also holds y. ``weight`` holds the weights of
-    the samples in the training loss.
+    ``x`` is an array, a blocked tensor, or a ``FileDataset``, which also holds y. ``weight`` holds
+    the weights of the samples in the training loss.
     """
 
     x: Any
@@ -41,28 +43,38 @@ def named_arrays(
     weight: str | dict[str, Any] | None = None,
     blocks: int | list[int] | None = None,
 ) -> Dataset:
-    """Return arrays that a section names, each a file, a table of file and key, or an object, cut into blocks."""
+    """Return arrays that a section names, each a file, a table of file and key, or an object, cut
+    into blocks.
+    """
     given = {"x": x, "y": y, "weight": weight}
     arrays = {role: load_array(value, role) for role, value in given.items() if value is not None}
     return _in_grid(Dataset(**arrays), blocks)
 
 
-FILES, ARRAYS = parameters_of(FileDataset), parameters_of(named_arrays)
+FILES = parameters_of(FileDataset)
+ARRAYS = parameters_of(named_arrays)
 """The keys of a section that names files of samples, or arrays."""
 
 
-def read_data(run_file: RunFile, errors: Errors, *, num_workers: int, seed: int) -> tuple[Dataset, Dataset | None]:
+def read_data(
+    run_file: RunFile, errors: Errors, *, num_workers: int, seed: int
+) -> tuple[Dataset, Dataset | None]:
     """Return training data and validation data; collects the errors of the two sections."""
-    data, validation = Dataset(None), None
+    data = Dataset(None)
+    validation = None
     with errors.collect("[data]"):
         data = read_section(run_file.section("data"))
         as_data_source(data.x, data.y, num_workers)
     with errors.collect("[validation]"):
         section = run_file.section("validation")
         if FRACTION not in section:
-            validation = read_validation(run_file, getattr(data.x, "classes", None)) if section else None
+            validation = (
+                read_validation(run_file, getattr(data.x, "classes", None)) if section else None
+            )
         elif unknown := [key for key in section if key != FRACTION]:
-            raise ValueError(f"{unknown_name(unknown[0], (FRACTION,), 'key')}, which takes from [data]")
+            raise ValueError(
+                f"{unknown_name(unknown[0], (FRACTION,), 'key')}, which takes from [data]"
+            )
         elif data.x is not None:
             data, validation = split_validation(data, section[FRACTION], seed)
         if validation is not None:
@@ -88,7 +100,8 @@ def read_section(table: TomlTable) -> Dataset:
 
 
 def read_validation(run_file: RunFile, classes: Any = None) -> Dataset:
-    """Return the samples that ``[validation]`` names; of files, what it leaves out is as in ``[data]``.
+    """Return the samples that ``[validation]`` names; of files, what it leaves out is as in
+    ``[data]``.
 
     ``classes`` are those of the training data, if known.
     """
@@ -102,27 +115,36 @@ def read_validation(run_file: RunFile, classes: Any = None) -> Dataset:
 
 
 def array_names(section: TomlTable, file: str) -> TomlTable:
-    """Return how ``[data]`` names and reads the arrays in files; ``file`` is the first of those to read."""
+    """Return how ``[data]`` names and reads the arrays in files; ``file`` is the first of those to
+    read.
+    """
     reader = readers.READERS.get(suffix_of(file), readers.TableReader)
-    classes = classes_of(section) if issubclass(reader, readers.TableReader) else {}  # arrays have none
+    # Arrays have none.
+    classes = classes_of(section) if issubclass(reader, readers.TableReader) else {}
     named = {"classes": classes} if classes else {}
     if "files" in section:
         return named | {key: section[key] for key in ("x", "y", "reader") if key in section}
     tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
-    named |= {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
+    named |= {
+        role: table["key"] for role, table in tables.items() if "file" in table and "key" in table
+    }
     return named | ({"y": NONE} if "x" in section and section.get("y", NONE) == NONE else {})
 
 
 def classes_of(section: TomlTable) -> TomlTable:
-    """Return the classes by column in ``[data]``; of a function, ``classes`` may be an argument of its own."""
+    """Return the classes by column in ``[data]``; of a function, ``classes`` may be an argument of
+    its own.
+    """
     classes = section.get("classes")
     return classes if isinstance(classes, dict) else {}
 
 
 def load_array(value: Any, role: str) -> Any:
-    """Return the array in a file, or in ``{ file = ..., key = ... }``; an array is returned unchanged.
+    """Return the array in a file, or in ``{ file = ..., key = ... }``; an array is returned
+    unchanged.
 
-    A ``.npy`` file is memory-mapped. ``key``, by default ``role``, selects one of several arrays in a file.
+    A ``.npy`` file is memory-mapped. ``key``, by default ``role``, selects one of several arrays in
+    a file.
     """
     key = role
     if isinstance(value, dict) and "file" in value:
@@ -145,7 +167,9 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     for role, part in given.items():
         if holds_targets(part):
             advice = "leave blocks out; Samples(dataset, blocks=...) cuts a data set"
-            raise ValueError(f"blocks={grid!r} cuts arrays, and {role} is a {type(part).__name__}: {advice}")
+            raise ValueError(
+                f"blocks={grid!r} cuts arrays, and {role} is a {type(part).__name__}: {advice}"
+            )
     parts = {role: columns_of(part, role) for role, part in given.items()}
     columns = {name: column for _, own in parts.values() for name, column in own.items()}
     if any(hasattr(column, "tensors") for column in columns.values()):
@@ -154,41 +178,59 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     kept = [name for name, column in columns.items() if is_frame(column) and name != "weight"]
     if {*kept} == {*columns} - {"weight"}:
         for name in kept:
-            if tables.frame_as_array(columns[name], name, None).coding.keys() - {tables.columns_of(name)}:
+            if tables.frame_as_array(columns[name], name, None).coding.keys() - {
+                tables.columns_of(name)
+            }:
                 raise ValueError(
-                    f"blocks={grid!r} cuts arrays, and {name} is a {type(columns[name]).__name__} with categories: "
-                    "leave blocks out, or give an array beside it, such as y.to_numpy(), whose blocks it takes"
+                    f"blocks={grid!r} cuts arrays, and {name} is a "
+                    f"{type(columns[name]).__name__} with categories: leave blocks out, or give "
+                    "an array beside it, such as y.to_numpy(), whose blocks it takes"
                 )
         kept = []
-    return _mapped(parts, lambda name, each: each if name in kept else BlockedTensor.from_array(each, grid))
+    return _mapped(
+        parts, lambda name, each: each if name in kept else BlockedTensor.from_array(each, grid)
+    )
 
 
-def _mapped(parts: Mapping[str, tuple[Any, dict[str, Any]]], function: Callable[[str, Any], Any]) -> Dataset:
-    """Return samples with ``function(name, column)`` for each column; ``parts`` are those of ``columns_of``."""
-    columns = {role: [function(*column) for column in own.items()] for role, (_, own) in parts.items()}
+def _mapped(
+    parts: Mapping[str, tuple[Any, dict[str, Any]]], function: Callable[[str, Any], Any]
+) -> Dataset:
+    """Return samples with ``function(name, column)`` for each column; ``parts`` are those of
+    ``columns_of``.
+    """
+    columns = {
+        role: [function(*column) for column in own.items()] for role, (_, own) in parts.items()
+    }
     return Dataset(**{role: rebuilt(parts[role][0], new) for role, new in columns.items()})
 
 
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
     """Return training data and validation data, a fraction of the samples drawn by the seed.
 
-    Of files, parts are drawn (``FileDataset.split``). Raises ``ValueError`` for a fraction that leaves either
-    empty, and for samples without numbers.
+    Of files, parts are drawn (``FileDataset.split``). Raises ``ValueError`` for a fraction that
+    leaves either empty, and for samples without numbers.
     """
     check_fraction(FRACTION, fraction)
     if isinstance(dataset.x, FileDataset):
         training_files, validation_files = dataset.x.split(fraction, seed=seed)
         return Dataset(training_files), Dataset(validation_files)
-    parts = {role: _in_rows(part, role) for role, part in dataset._asdict().items() if part is not None}
+    parts = {
+        role: _in_rows(part, role) for role, part in dataset._asdict().items() if part is not None
+    }
     columns = {name: column for _, own in parts.values() for name, column in own.items()}
-    lengths = {name: len(each.dataset if isinstance(each, Samples) else each) for name, each in columns.items()}
+    lengths = {
+        name: len(each.dataset if isinstance(each, Samples) else each)
+        for name, each in columns.items()
+    }
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"x, y and weights have different lengths: {listed}")
     number = next(iter(lengths.values()))
     count = round(number * fraction)
     if not 0 < count < number:
-        raise ValueError(f"fraction = {fraction} of {number} samples is {count}; give another fraction")
+        raise ValueError(
+            f"fraction = {fraction} of {number} samples is {count}; give another fraction"
+        )
     drawn = np.split(np.random.default_rng(seed).permutation(number), [count])
     validation, training = (_mapped(parts, partial(_selected, np.sort(rows))) for rows in drawn)
     cut = [each for each in leaves(list(dataset)) if each is not None and not is_frame(each)]
@@ -203,10 +245,14 @@ def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:
         structure, columns = columns_of(part, role)
         for name, each in columns.items():
             if not is_frame(each):
-                columns[name] = as_blocked(each, 1).collect() if hasattr(each, "tensors") else as_block(each)
+                columns[name] = (
+                    as_blocked(each, 1).collect() if hasattr(each, "tensors") else as_block(each)
+                )
         return structure, columns
     if by_number.is_stream:
-        raise ValueError(f"{FRACTION}: samples of streams have no numbers; name others, as in [data]")
+        raise ValueError(
+            f"{FRACTION}: samples of streams have no numbers; name others, as in [data]"
+        )
     return None, {role: by_number}
 
 

@@ -1,13 +1,13 @@
 """Python objects that a run file names by their import path, and their arguments.
 
-``"import:module:name"`` is the object itself. A table ``{ import = "module:name", key = value }`` is the result of
-calling it with these keywords, and ``{ partial = "module:name", key = value }`` is ``functools.partial`` of it, a
-call for later. In both, ``arguments`` may be an array of positional arguments.
-A file is read as text alone; ``trust`` says what it names before that is imported, and ``load_object`` is the only
-function that imports.
+``"import:module:name"`` is the object itself. A table ``{ import = "module:name", key = value }``
+is the result of calling it with these keywords, and ``{ partial = "module:name", key = value }`` is
+``functools.partial`` of it, a call for later. In both, ``arguments`` may be an array of positional
+arguments. A file is read as text alone; ``trust`` says what it names before that is imported, and
+``load_object`` is the only function that imports.
 
-The keys of sections are parameters of functions of this package. Only their names are checked here: the values are
-checked by the functions, which say what they accept.
+The keys of sections are parameters of functions of this package. Only their names are checked here:
+the values are checked by the functions, which say what they accept.
 """
 
 import functools
@@ -25,7 +25,9 @@ from compss_train.samplers import PartialShuffle
 from compss_train.training.merge import Merge
 
 PREFIX = "import:"
-CALL, PARTIAL, ARGUMENTS = "import", "partial", "arguments"
+CALL = "import"
+PARTIAL = "partial"
+ARGUMENTS = "arguments"
 NONE = "none"
 """The text for ``None``, which TOML does not have."""
 
@@ -43,19 +45,27 @@ NAMED = ("merge", "shuffle")
 
 
 def resolve(value: Any) -> Any:
-    """Return a value of a run file with all import paths and tables in it replaced by their objects.
+    """Return a value of a run file with all import paths and tables in it replaced by their
+    objects.
 
-    Raises ``ValueError`` for a name that cannot be imported or called, or does not accept the arguments.
+    Raises ``ValueError`` for a name that cannot be imported or called, or does not accept the
+    arguments.
     """
     if is_object(value):
-        return load_object(value.removeprefix(PREFIX)) if isinstance(value, str) else call_object(value)
+        return (
+            load_object(value.removeprefix(PREFIX))
+            if isinstance(value, str)
+            else call_object(value)
+        )
     if isinstance(value, list):
         return [resolve(item) for item in value]
     return {key: resolve(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def is_object(value: Any) -> bool:
-    """Return whether a value names an object: a string with the prefix, or a table of a call, now or later."""
+    """Return whether a value names an object: a string with the prefix, or a table of a call, now
+    or later.
+    """
     if isinstance(value, str):
         return value.startswith(PREFIX)
     return isinstance(value, dict) and (CALL in value or PARTIAL in value)
@@ -64,30 +74,40 @@ def is_object(value: Any) -> bool:
 def load_object(name: object) -> Any:
     """Import and return the object called ``"module:name"``, where the name may have dots."""
     if not isinstance(name, str) or not all(name.partition(":")):
-        raise ValueError(f'{name!r} names no object: write "module:name", for example "torch.nn:Linear"')
+        raise ValueError(
+            f'{name!r} names no object: write "module:name", for example "torch.nn:Linear"'
+        )
     module_name, _, path = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # user modules may raise any kind
         missing = isinstance(error, ModuleNotFoundError)
         hint = (
-            "; install it, or put its file next to the TOML file or its folder into PYTHONPATH" if missing else ""
+            "; install it, or put its file next to the TOML file or its folder into PYTHONPATH"
+            if missing
+            else ""
         )
-        raise ValueError(f"importing {module_name} failed: {type(error).__name__}: {error}{hint}") from error
+        raise ValueError(
+            f"importing {module_name} failed: {type(error).__name__}: {error}{hint}"
+        ) from error
     found: Any = module
     package = module_name.partition(".")[0]
     for part in path.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ValueError(f"{name!r}: {module_name} has no {part}{suggestion(part, dir(found))}") from None
+            raise ValueError(
+                f"{name!r}: {module_name} has no {part}{suggestion(part, dir(found))}"
+            ) from None
         if isinstance(found, ModuleType) and found.__name__.partition(".")[0] != package:
             raise ValueError(f"{name!r} leaves {package}: name the module {found.__name__} itself")
     return found
 
 
 def call_object(table: TomlTable) -> Any:
-    """Return the result of the call that a table describes, or for one with ``partial`` the call itself."""
+    """Return the result of the call that a table describes, or for one with ``partial`` the call
+    itself.
+    """
     if CALL in table and PARTIAL in table:
         raise ValueError(f"give {CALL} (call it) or {PARTIAL} (call it later), not both")
     name = table.get(CALL, table.get(PARTIAL))
@@ -113,15 +133,17 @@ def parameters_of(function: Callable[..., Any], *exclude: str) -> dict[str, Para
     return {
         name: each
         for name, each in parameters.items()
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and name not in ("self", *exclude)
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        and name not in ("self", *exclude)
     }
 
 
 def keywords_of(table: TomlTable, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Return the keyword arguments that a section or table gives, with objects in place of what names them.
+    """Return the keyword arguments that a section or table gives, with objects in place of what
+    names them.
 
-    ``"none"`` is ``None``, and a table for a key in ``TABLES`` an object of its class. Raises ``ValueError`` for an
-    unknown key, a missing one, and an object that cannot be made.
+    ``"none"`` is ``None``, and a table for a key in ``TABLES`` an object of its class. Raises
+    ``ValueError`` for an unknown key, a missing one, and an object that cannot be made.
     """
     if unknown := [name for name in table if name not in parameters]:
         raise ValueError(unknown_name(unknown[0], parameters, "key"))
@@ -140,7 +162,8 @@ def keywords_of(table: TomlTable, parameters: Mapping[str, Parameter]) -> dict[s
             else:
                 accepted = ", ".join(parameters_of(TABLES[key]))
                 raise ValueError(
-                    f"{value!r}: give a table, whose keys are {accepted}, or an object by its import path"
+                    f"{value!r}: give a table, whose keys are {accepted}, or an object by its "
+                    "import path"
                 )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key}: {format_exception(error)}") from error

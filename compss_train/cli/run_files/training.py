@@ -14,7 +14,15 @@ from compss_train import callbacks
 from compss_train._utils import files, validation
 from compss_train.callbacks import loggers
 from compss_train.cli import run_files
-from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, TomlTable, data, objects
+from compss_train.cli.run_files import (
+    Errors,
+    RunFile,
+    RunFileError,
+    RunFolder,
+    TomlTable,
+    data,
+    objects,
+)
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
@@ -29,7 +37,9 @@ def _key(name: str, default: Any, annotation: Any = bool | dict) -> dict[str, Pa
 
 
 class _Writer(NamedTuple):
-    """A callback of ``[output]``, the attribute of ``RunFolder`` that it writes to, and whether it is on."""
+    """A callback of ``[output]``, the attribute of ``RunFolder`` that it writes to, and whether it
+    is on.
+    """
 
     callback: type[callbacks.Callback]
     path: str
@@ -45,11 +55,19 @@ WRITERS = {
 }
 TRAINER = objects.parameters_of(DistributedTrainer)
 BUILD = objects.parameters_of(DistributedTrainer.build, "net")
-FIT = objects.parameters_of(DistributedTrainer.fit, "x", "y", "validation_data", "sample_weight", "resume")
+FIT = objects.parameters_of(
+    DistributedTrainer.fit, "x", "y", "validation_data", "sample_weight", "resume"
+)
 FIT |= _key("early_stopping", False)
-"""Keywords of ``fit`` that neither other sections nor the command line set, and a key that adds a callback."""
+"""Keywords of ``fit`` that neither other sections nor the command line set, and a key that adds a
+callback.
+"""
 OUTPUT = _key("folder", "runs/NAME", str)
-OUTPUT |= {key: each for name, writer in WRITERS.items() for key, each in _key(name, writer.enabled).items()}
+OUTPUT |= {
+    key: each
+    for name, writer in WRITERS.items()
+    for key, each in _key(name, writer.enabled).items()
+}
 
 
 def callback_options(kind: type[callbacks.Callback]) -> dict[str, Parameter]:
@@ -58,20 +76,28 @@ def callback_options(kind: type[callbacks.Callback]) -> dict[str, Parameter]:
 
 
 def _made(kind: type[callbacks.Callback], value: Any, *paths: Path) -> list[callbacks.Callback]:
-    """Return the callback for ``true`` (with its defaults) or a table of options, and none for ``false``."""
+    """Return the callback for ``true`` (with its defaults) or a table of options, and none for
+    ``false``.
+    """
     if value is False:
         return []
     if value is not True and not isinstance(value, dict):
-        raise ValueError(f"{value!r}: give true, false, or a table of the options of {kind.__name__}")
-    return [kind(*paths, **objects.keywords_of({} if value is True else value, callback_options(kind)))]
+        raise ValueError(
+            f"{value!r}: give true, false, or a table of the options of {kind.__name__}"
+        )
+    return [
+        kind(*paths, **objects.keywords_of({} if value is True else value, callback_options(kind)))
+    ]
 
 
 def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
-    """Return the trainer that ``[trainer]``, ``[network]`` and ``[build]`` describe, built; collects their errors.
+    """Return the trainer that ``[trainer]``, ``[network]`` and ``[build]`` describe, built;
+    collects their errors.
 
     torch's seed is set to the trainer's before the network is made: it fixes the initial weights.
     """
-    trainer = DistributedTrainer(1, engine="serial")  # if [trainer] is invalid, other sections are still checked
+    # If [trainer] is invalid, other sections are still checked.
+    trainer = DistributedTrainer(1, engine="serial")
     with errors.collect("[trainer]"):
         trainer = DistributedTrainer(**objects.keywords_of(run_file.section("trainer"), TRAINER))
     build = None
@@ -94,7 +120,9 @@ def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
 
 
 def read_fit(section: TomlTable) -> dict[str, Any]:
-    """Return the keywords of ``fit`` with a list of callbacks, checked as far as possible without the data."""
+    """Return the keywords of ``fit`` with a list of callbacks, checked as far as possible without
+    the data.
+    """
     options = objects.keywords_of(section, FIT)
     given = {name: value for name, value in options.items() if name != "early_stopping"}
     FitOptions(**{**given, "merge": Merge.of(options.get("merge", "synchronous"))}).check_batches()
@@ -106,15 +134,17 @@ def read_output(
 ) -> list[callbacks.Callback]:
     """Return the callbacks that write the run's files; collects errors.
 
-    Checkpoints and the report are written by default. With validation data, the checkpoint with the lowest
-    ``val_loss`` is also kept, unless the table of checkpoints sets ``best``.
+    Checkpoints and the report are written by default. With validation data, the checkpoint with the
+    lowest ``val_loss`` is also kept, unless the table of checkpoints sets ``best``.
     """
     with errors.collect("[output]"):
         section = objects.keywords_of(section, OUTPUT)
         if not isinstance(section.get("folder", ""), str):
             raise ValueError(f"folder = {section['folder']!r}: give a string")
     if "report" not in section and find_spec("matplotlib") is None:
-        validation.warn_user("no report is written, since it needs matplotlib: pip install 'compss_train[report]'")
+        validation.warn_user(
+            "no report is written, since it needs matplotlib: pip install 'compss_train[report]'"
+        )
         section = {**section, "report": False}
     writers: list[callbacks.Callback] = []
     for key, writer in WRITERS.items():
@@ -128,7 +158,9 @@ def read_output(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that is ready to start, with the arguments of ``DistributedTrainer.fit`` and ``check_fit``."""
+    """A run that is ready to start, with the arguments of ``DistributedTrainer.fit`` and
+    ``check_fit``.
+    """
 
     file: RunFile
     trainer: DistributedTrainer
@@ -138,10 +170,11 @@ class TrainingRun:
 
 
 def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> TrainingRun:
-    """Return the run that a file describes, without starting it; raise ``RunFileError`` with all errors.
+    """Return the run that a file describes, without starting it; raise ``RunFileError`` with all
+    errors.
 
-    It is an error if the folder already holds a run, or other files with the names of a run's files, unless the run
-    is resumed or overwritten.
+    It is an error if the folder already holds a run, or other files with the names of a run's
+    files, unless the run is resumed or overwritten.
     """
     errors = Errors()
     run_file.check_sections(errors)
@@ -152,7 +185,9 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
         seed = run_files.read_run_file(folder.run_file).section("trainer").get("seed")
         run_file = run_file.with_value("trainer", "seed", seed)
     trainer = read_trainer(run_file, errors)
-    training, validation = data.read_data(run_file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
+    training, validation = data.read_data(
+        run_file, errors, num_workers=trainer.num_workers, seed=trainer.seed
+    )
     fit: dict[str, Any] = {}
     with errors.collect("[fit]"):
         fit = read_fit(run_file.section("fit"))
@@ -161,7 +196,8 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     has_validation = bool(run_file.section("validation"))
     writers = read_output(run_file.section("output"), folder, errors, has_validation=has_validation)
     errors.check(run_file.path)
-    if "files" in run_file.section("data") and training.x.classes:  # other files may lack some of them
+    # Other files may lack some of them.
+    if "files" in run_file.section("data") and training.x.classes:
         run_file = run_file.with_value("data", "classes", training.x.classes)
     arguments = {
         **fit,
@@ -169,31 +205,46 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
         "y": training.y,
         "sample_weight": training.weight,
         "validation_data": None if validation is None else validation[:2],
-        # The user's callbacks come first: others can write and monitor the numbers that they add to records.
+        # The user's callbacks come first: others can write and monitor the numbers that they add to
+        # records.
         "callbacks": [*fit["callbacks"], *writers, *stopping],
         "resume": resume,
     }
-    return TrainingRun(file=run_file, trainer=trainer, arguments=arguments, folder=folder, resume=resume)
+    return TrainingRun(
+        file=run_file, trainer=trainer, arguments=arguments, folder=folder, resume=resume
+    )
 
 
 def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Raise ``ValueError`` if the run cannot write to the folder, or would replace files that it may not."""
+    """Raise ``ValueError`` if the run cannot write to the folder, or would replace files that it
+    may not.
+    """
     parent = next(path for path in (folder.path, *folder.path.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ValueError(f"{folder.path}: {parent} is not a writable folder")
-    has_run_file, saved, damage = folder.run_file.exists(), False, "it says nothing of a run"
+    has_run_file = folder.run_file.exists()
+    saved = False
+    damage = "it says nothing of a run"
     try:
         saved = run_files.HOME in run_files.read_toml(folder.run_file)
     except RunFileError as error:
         damage = str(error)
     if has_run_file and not saved and folder.state() is not None:
-        raise ValueError(f"{folder.run_file} is damaged ({damage}): remove it, and --resume writes it anew")
-    if has_run_file and not saved:
-        raise ValueError(f"{folder.run_file} is no run's, and would be replaced; --output names another folder")
-    if resume and folder.parameters.exists() and not checkpoints.list_checkpoints(folder.checkpoints):
         raise ValueError(
-            f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; --overwrite starts it "
-            "again, --output names another folder"
+            f"{folder.run_file} is damaged ({damage}): remove it, and --resume writes it anew"
+        )
+    if has_run_file and not saved:
+        raise ValueError(
+            f"{folder.run_file} is no run's, and would be replaced; --output names another folder"
+        )
+    if (
+        resume
+        and folder.parameters.exists()
+        and not checkpoints.list_checkpoints(folder.checkpoints)
+    ):
+        raise ValueError(
+            f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; "
+            "--overwrite starts it again, --output names another folder"
         )
     if resume or overwrite:
         return
@@ -210,17 +261,24 @@ def train(run: TrainingRun) -> DistributedTrainer:
 
     Raises ``RunFileError`` for an error that is found before the first round.
     """
-    setup, results = _FolderSetup(run), _RunFiles(run)
+    setup = _FolderSetup(run)
+    results = _RunFiles(run)
     with ExitStack() as stack, run.trainer as trainer:
         stack.callback(setup.lock.release)
         try:
-            trainer.fit(**{**run.arguments, "callbacks": [setup, *run.arguments["callbacks"], results]})
+            trainer.fit(
+                **{**run.arguments, "callbacks": [setup, *run.arguments["callbacks"], results]}
+            )
         except BaseException as error:
             if results.started:
                 try:
                     _save_results(run.folder, trainer, results.status)
-                except OSError as another:  # of the same disk, most likely: the fit's own error says more
-                    error.add_note(f"And the results were not saved: {run_files.exception_message(another)}")
+                except (
+                    OSError
+                ) as another:  # of the same disk, most likely: the fit's own error says more
+                    error.add_note(
+                        f"And the results were not saved: {run_files.exception_message(another)}"
+                    )
             elif isinstance(error, ValueError | TypeError | ModuleNotFoundError | OSError):
                 message = f"{run.file.path}: {run_files.format_exception(error)}"
                 raise RunFileError(run_files.append_notes(message, error)) from error
@@ -238,7 +296,9 @@ def _save_results(folder: RunFolder, trainer: DistributedTrainer, status: str) -
 
 
 class _FolderSetup(callbacks.Callback):
-    """The first callback: prepares the run's folder when the fit starts, after all arguments have been checked."""
+    """The first callback: prepares the run's folder when the fit starts, after all arguments have
+    been checked.
+    """
 
     keeps_state = True  # so that it is called before Checkpoint, whose folder it may empty
 
@@ -257,12 +317,15 @@ class _FolderSetup(callbacks.Callback):
                 lock.acquire()
                 lock.release()
             folder.clear()
-        if not folder.run_file.exists():  # marks the folder as a run's even if another callback refuses to start
+        # Marks the folder as a run's even if another callback refuses to start.
+        if not folder.run_file.exists():
             files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
 
 
 class _RunFiles(callbacks.JsonLines):
-    """The last callback: writes the history, with what others have added to its records, and the run's state."""
+    """The last callback: writes the history, with what others have added to its records, and the
+    run's state.
+    """
 
     started = False
     """Whether all other callbacks have started."""
@@ -274,10 +337,13 @@ class _RunFiles(callbacks.JsonLines):
         self._run = run
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Write the run file and the rounds that are already complete; remove outdated parameters."""
+        """Write the run file and the rounds that are already complete; remove outdated
+        parameters.
+        """
         folder = self._run.folder
         if self._run.resume:
-            folder.history.unlink(missing_ok=True)  # it may be damaged; the checkpoint has all of it
+            # It may be damaged; the checkpoint has all of it.
+            folder.history.unlink(missing_ok=True)
         super().on_fit_start(trainer, total_samples)
         files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
         folder.parameters.unlink(missing_ok=True)

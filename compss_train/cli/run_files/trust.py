@@ -1,7 +1,8 @@
 """What a run file may execute: what it names, which is said before anything of it runs.
 
-Modules beside a run file are imported only if the file names them, or if one of them imports another. Other files
-of the folder are none: a ``profile.py`` there is not imported when torch imports Python's module of that name.
+Modules beside a run file are imported only if the file names them, or if one of them imports
+another. Other files of the folder are none: a ``profile.py`` there is not imported when torch
+imports Python's module of that name.
 """
 
 import ast
@@ -28,8 +29,8 @@ ADMINISTRATOR = 0
 def check_trust(file: RunFile, *, trusted: bool) -> None:
     """Say on standard error what a run file imports and calls, unless it is trusted.
 
-    Raises ``RunFileError`` if the file, its folder, its modules or their folder belong to another user, who could
-    execute anything with the rights of this one.
+    Raises ``RunFileError`` if the file, its folder, its modules or their folder belong to another
+    user, who could execute anything with the rights of this one.
     """
     if trusted:
         return
@@ -45,8 +46,8 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
     for path in (file.path, file.path.parent, file.home, *owned):
         if (owner := path.stat().st_uid) not in (os.getuid(), ADMINISTRATOR):
             raise RunFileError(
-                f"{path} belongs to user {owner}, and {file.path.name} {what} with your rights: read it first, and "
-                "add --trust if it does nothing but what it should"
+                f"{path} belongs to user {owner}, and {file.path.name} {what} with your rights: "
+                "read it first, and add --trust if it does nothing but what it should"
             )
     if names:
         line = formatting.printable(f"compss-train: {file.path} {what} (--trust to hide this)")
@@ -54,7 +55,9 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
 
 
 def named_objects(value: Any) -> list[str]:
-    """Return the objects that a value of a run file names, as ``"module:name"``, in alphabetical order."""
+    """Return the objects that a value of a run file names, as ``"module:name"``, in alphabetical
+    order.
+    """
 
     def found(item: Any, is_name: bool) -> Iterator[str]:
         if isinstance(item, str) and (is_name or item.startswith(PREFIX)):
@@ -84,10 +87,12 @@ def _is_harmless(name: str) -> bool:
 
 
 def modules_beside(home: Path, names: Iterable[str]) -> list[str]:
-    """Return the modules of a folder that hold the objects called ``names``, and those that these import.
+    """Return the modules of a folder that hold the objects called ``names``, and those that these
+    import.
 
-    Import statements are read, wherever they are in a module; nothing is run. A package counts as a whole.
-    Raises ``RunFileError`` for a module with the name of another one, which would be imported in its place.
+    Import statements are read, wherever they are in a module; nothing is run. A package counts as a
+    whole. Raises ``RunFileError`` for a module with the name of another one, which would be
+    imported in its place.
     """
     found: set[str] = set()
     left = [name.partition(":")[0].partition(".")[0] for name in names]
@@ -101,14 +106,22 @@ def modules_beside(home: Path, names: Iterable[str]) -> list[str]:
             continue  # the folder is on the path of Python
         if other is not None or name in sys.stdlib_module_names:
             if spec.origin is None:
-                continue  # a folder without __init__.py, such as the one that wandb writes to, replaces no module
-            place = "in Python's library" if other is None or other.origin is None else f"in {other.origin}"
+                # A folder without __init__.py, such as the one that wandb writes to, replaces no
+                # module.
+                continue
+            place = (
+                "in Python's library"
+                if other is None or other.origin is None
+                else (f"in {other.origin}")
+            )
             raise RunFileError(
-                f"{home / name} has the name of a module {place}; rename it, also where it is imported"
+                f"{home / name} has the name of a module {place}; rename it, also where it is "
+                "imported"
             )
         found.add(name)
         for file in [home / f"{name}.py", *(home / name).rglob("*.py")]:
-            with suppress(OSError, SyntaxError, ValueError, RecursionError):  # which its import will raise
+            # Which its import will raise.
+            with suppress(OSError, SyntaxError, ValueError, RecursionError):
                 for node in ast.walk(ast.parse(file.read_bytes())):
                     if isinstance(node, ast.Import):
                         left += [alias.name.partition(".")[0] for alias in node.names]
@@ -124,14 +137,16 @@ def _places(spec: Any) -> list[str]:
 
 @contextmanager
 def working_directory(file: RunFile) -> Iterator[None]:
-    """Change to the folder of the modules of a run file, and let them be imported, here and by worker processes.
+    """Change to the folder of the modules of a run file, and let them be imported, here and by
+    worker processes.
 
     In processes that are started in the block Python does not import from the current folder.
     """
     finder = FolderModules(str(file.home), modules_beside(file.home, named_objects(file.table)))
     variables = {FOLDER_MODULES: json.dumps([finder.folder, finder.names]), "PYTHONSAFEPATH": "1"}
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
-        if path := os.environ.get(name):  # an empty entry is the current folder, as in ":/usr/local/lib"
+        # An empty entry is the current folder, as in ":/usr/local/lib".
+        if path := os.environ.get(name):
             variables[name] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     before = {name: os.environ.pop(name, None) for name in variables}
     os.environ.update(variables)

@@ -1,4 +1,6 @@
-"""Readers: one for each file format, selected by the file names' suffix, and one for user functions."""
+"""Readers: one for each file format, selected by the file names' suffix, and one for user
+functions.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,7 +11,13 @@ from compss_train.data.readers.arrays import NpyReader, NpzReader, TorchReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
 from compss_train.data.readers.hdf5 import Hdf5Reader
 from compss_train.data.readers.images import SUFFIXES, ImageFolderReader
-from compss_train.data.readers.table import ArrowReader, CsvReader, JsonReader, ParquetReader, TableReader
+from compss_train.data.readers.table import (
+    ArrowReader,
+    CsvReader,
+    JsonReader,
+    ParquetReader,
+    TableReader,
+)
 
 __all__ = [
     "READERS",
@@ -43,11 +51,13 @@ READERS: dict[str, type[Reader]] = {
 
 
 def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) -> Reader:
-    """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is ``None``.
+    """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is
+    ``None``.
 
     Images and folders are read as images.
 
-    Raises ``ValueError`` for suffixes that are unknown or differ, ``TypeError`` if ``reader`` cannot be called.
+    Raises ``ValueError`` for suffixes that are unknown or differ, ``TypeError`` if ``reader``
+    cannot be called.
     """
     if isinstance(reader, type) and issubclass(reader, Reader):
         return reader()
@@ -55,7 +65,9 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
         return reader
     if reader is not None:
         if not callable(reader):
-            raise TypeError(f"reader={reader!r}: give a function reader(filename, get_data=False), or None")
+            raise TypeError(
+                f"reader={reader!r}: give a function reader(filename, get_data=False), or None"
+            )
         return CustomReader(reader)
     suffixes = sorted({suffix_of(file) for file in files})
     folders = not READERS.keys() & suffixes and all(map(is_folder, files))
@@ -63,7 +75,9 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
         return ImageFolderReader()
     unknown = [suffix for suffix in suffixes if suffix not in READERS]
     if "" in unknown and not is_remote(files[0]) and not os.path.exists(files[0]):
-        raise ValueError(f"{files[0]} does not exist; give a folder of images, or files of a known format")
+        raise ValueError(
+            f"{files[0]} does not exist; give a folder of images, or files of a known format"
+        )
     if unknown or len({READERS[suffix] for suffix in suffixes}) != 1:
         raise ValueError(
             f"files with the suffixes {', '.join(map(repr, suffixes))}: give files of one format, "

@@ -1,4 +1,6 @@
-"""Readers of arrays by name, as numpy (npz, npy) and torch (pt) save them, and a writer of npz files."""
+"""Readers of arrays by name, as numpy (npz, npy) and torch (pt) save them, and a writer of npz
+files.
+"""
 
 import io
 import math
@@ -21,14 +23,22 @@ from compss_train._utils import validation
 from compss_train.data.block import Block
 from compss_train.data.layout import Description, FileContentError
 from compss_train.data.locations import is_remote, open_binary, openable
-from compss_train.data.readers.base import Arrays, Reader, check_no_objects, describe_arrays, select_keys
+from compss_train.data.readers.base import (
+    Arrays,
+    Reader,
+    check_no_objects,
+    describe_arrays,
+    select_keys,
+)
 
 
 class ArraysReader(Reader):
     """Reads files whose arrays can be described, and sliced by rows, without reading the rest."""
 
     @abstractmethod
-    def open(self, path: str, keys: Collection[str] | None) -> AbstractContextManager[Mapping[str, Any]]:
+    def open(
+        self, path: str, keys: Collection[str] | None
+    ) -> AbstractContextManager[Mapping[str, Any]]:
         """Open these arrays, all by default; slicing them reads the rows."""
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
@@ -36,7 +46,9 @@ class ArraysReader(Reader):
         with self.open(path, keys) as arrays:
             return describe_arrays(arrays)
 
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+    def read(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None = None
+    ) -> tuple[Arrays, int]:
         """Return a copy of the rows."""
         with self.open(path, keys) as arrays:
             rows = describe_arrays(arrays).rows
@@ -49,25 +61,38 @@ def _copy(rows: Block) -> Block:
     return np.array(rows, order="C", subok=False) if isinstance(rows, np.memmap) else rows
 
 
-_LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
+# Maximum number of bytes before the data in version 1.0 of numpy's format.
+_LONGEST_HEADER = 2**16 + 16
 _READ_HEADER = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 """By version of the format."""
-_PARSING = threading.Lock()  # numpy parses headers by ast, which in Python 3.11 fails in several threads at once
+# Numpy parses headers by ast, which in Python 3.11 fails in several threads at once.
+_PARSING = threading.Lock()
 
 
 class NpzReader(Reader):
-    """Reads files of ``numpy.savez`` and ``numpy.savez_compressed``; ``describe`` reads only headers."""
+    """Reads files of ``numpy.savez`` and ``numpy.savez_compressed``; ``describe`` reads only
+    headers.
+    """
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes in the arrays' headers."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
-            return describe_arrays({key: _header(archive, info) for key, info in _members(archive, keys).items()})
+            return describe_arrays(
+                {key: _header(archive, info) for key, info in _members(archive, keys).items()}
+            )
 
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+    def read(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None = None
+    ) -> tuple[Arrays, int]:
         """Return rows of the arrays; each array is read completely, to verify its checksum."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
-            arrays = {key: _parse_array(key, archive.read(info)) for key, info in _members(archive, keys).items()}
-        return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(arrays).rows
+            arrays = {
+                key: _parse_array(key, archive.read(info))
+                for key, info in _members(archive, keys).items()
+            }
+        return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(
+            arrays
+        ).rows
 
 
 @dataclass(frozen=True)
@@ -90,7 +115,8 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
 
 
 def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
-    """Return the header of an array and its number of bytes; check it against ``size``, the bytes of all.
+    """Return the header of an array and its number of bytes; check it against ``size``, the bytes
+    of all.
 
     Only the parsing, not the reading, waits for other threads.
     """
@@ -100,18 +126,25 @@ def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
     with _PARSING:
         version = npy_format.read_magic(start)
         if version not in _READ_HEADER:
-            raise FileContentError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
+            raise FileContentError(
+                f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read"
+            )
         header = _Header(*_READ_HEADER[version](start))
     data = math.prod(header.shape) * header.dtype.itemsize
-    if min(header.shape, default=0) < 0 or (start.tell() + data != size and not header.dtype.hasobject):
-        raise FileContentError(f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes")
+    if min(header.shape, default=0) < 0 or (
+        start.tell() + data != size and not header.dtype.hasobject
+    ):
+        raise FileContentError(
+            f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes"
+        )
     return header, start.tell()
 
 
 def _parse_array(key: str, content: bytes) -> np.ndarray[Any, Any]:
     header, start = _parse_header(io.BytesIO(content), len(content))
     check_no_objects(key, header.dtype)
-    flat = np.frombuffer(bytearray(content), np.uint8)[start:].view(header.dtype)  # which may be written to
+    # Which may be written to.
+    flat = np.frombuffer(bytearray(content), np.uint8)[start:].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
 
 
@@ -128,14 +161,17 @@ ARRAY_NAME = "x"
 
 
 class NpyReader(ArraysReader):
-    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is named x.
+    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is
+    named x.
 
     Remote files are read whole.
     """
 
     @contextmanager
     def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
-        """Map the file into memory; raise an error if it is too short for the shape in its header."""
+        """Map the file into memory; raise an error if it is too short for the shape in its
+        header.
+        """
         select_keys(keys, (ARRAY_NAME,))
         with open_binary(path) as file:
             if is_remote(path):
@@ -144,7 +180,11 @@ class NpyReader(ArraysReader):
             header, start = _parse_header(file, os.fstat(file.fileno()).st_size)
             check_no_objects(ARRAY_NAME, header.dtype)
             options: Any = {"mode": "r", "order": "F" if header.is_fortran else "C"}
-            yield {ARRAY_NAME: np.memmap(path, header.dtype, offset=start, shape=header.shape, **options)}
+            yield {
+                ARRAY_NAME: np.memmap(
+                    path, header.dtype, offset=start, shape=header.shape, **options
+                )
+            }
 
 
 _TENSORS = ("x", "y")
@@ -152,10 +192,11 @@ _TENSORS = ("x", "y")
 
 
 class TorchReader(ArraysReader):
-    """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by ``torch.save``.
+    """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by
+    ``torch.save``.
 
-    Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested rows are read.
-    Remote files, and those of torch before version 1.6, are read whole.
+    Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested
+    rows are read. Remote files, and those of torch before version 1.6, are read whole.
     """
 
     @contextmanager

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 
 from compss_train.data.block import Block, check_values
-from compss_train.data.layout import Description, Field, FileContentError, Layout, common_length, quote_names
+from compss_train.data.layout import (
+    Description,
+    Field,
+    FileContentError,
+    Layout,
+    common_length,
+    quote_names,
+)
 from compss_train.data.locations import file_stamp, is_remote
 from compss_train.exceptions import BadFileError
 
@@ -23,17 +30,20 @@ Arrays = dict[str, Block]
 
 
 class Reader(ABC):
-    """Reads one file format. Instances are pickled for tasks and used by several threads at the same time.
+    """Reads one file format. Instances are pickled for tasks and used by several threads at the
+    same time.
 
-    Exceptions become a ``BadFileError`` that names the file: messages continue a sentence that starts with the
-    file's name. Called as ``reader(filename, get_data=False)`` a reader returns the number of samples, or with
-    ``get_data=True`` a dict of arrays and that number, like the readers of
-    microsoft/PartiallyShuffleDistributedSampler.
+    Exceptions become a ``BadFileError`` that names the file: messages continue a sentence that
+    starts with the file's name. Called as ``reader(filename, get_data=False)`` a reader returns the
+    number of samples, or with ``get_data=True`` a dict of arrays and that number, like the readers
+    of microsoft/PartiallyShuffleDistributedSampler.
     """
 
     @abstractmethod
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the number of rows and the layout of a file, or of some of its arrays, from its headers."""
+        """Return the number of rows and the layout of a file, or of some of its arrays, from its
+        headers.
+        """
 
     def _with(self, **changes: Any) -> Self:
         """Return a reader with other values of these attributes."""
@@ -42,71 +52,98 @@ class Reader(ABC):
         return changed
 
     @abstractmethod
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number of rows."""
+    def read(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None = None
+    ) -> tuple[Arrays, int]:
+        """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number
+        of rows.
+        """
 
     def read_good(
         self, path: str, start: int, stop: int, keys: Collection[str] | None, layout: Layout | None
     ) -> tuple[Arrays, int, Mapping[int, BadFileError]]:
-        """Return what ``read`` does, and the errors of rows that cannot be read alone, by their place among these.
+        """Return what ``read`` does, and the errors of rows that cannot be read alone, by their
+        place among these.
 
-        Their values mean nothing. Rows of another ``layout`` are such rows. Most formats are read whole or not at
-        all.
+        Their values mean nothing. Rows of another ``layout`` are such rows. Most formats are read
+        whole or not at all.
         """
         return *self.read(path, start, stop, keys), {}
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
-        """Return the size and version of the file with these rows; ``None`` if its store does not have them.
+        """Return the size and version of the file with these rows; ``None`` if its store does not
+        have them.
 
         A file without a stamp is not kept in a cache.
         """
         return file_stamp(path)
 
     def with_columns(
-        self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
+        self,
+        groups: Mapping[str, tuple[str, ...]],
+        used: Collection[str],
+        classes: Mapping[str, Sequence[Any]],
     ) -> "Reader":
-        """Return a reader of these ``groups`` of columns, where ``used`` columns of strings become classes.
+        """Return a reader of these ``groups`` of columns, where ``used`` columns of strings become
+        classes.
 
         Raises ``TypeError`` if the files are not tables.
         """
         if groups:
             name, columns = next(iter(groups.items()))
-            raise TypeError(f"{name}={list(columns)!r}: only tables (Parquet, Arrow, CSV) have them; name an array")
+            raise TypeError(
+                f"{name}={list(columns)!r}: only tables (Parquet, Arrow, CSV) have "
+                "them; name an array"
+            )
         if classes:
             raise TypeError("classes= is for tables (Parquet, Arrow, CSV) and folders of images")
         return self
 
     def with_floats(self, layout: Layout, floats: str) -> "tuple[Reader, Layout]":
-        """Return a reader that converts floating-point columns of tables to this dtype, and its layout."""
+        """Return a reader that converts floating-point columns of tables to this dtype, and its
+        layout.
+        """
         return self, layout
 
     def with_files(self, number: int, names: Mapping[int, str]) -> "Reader":
-        """Return a reader that knows the number of files in a folder, and the names of some files by row."""
+        """Return a reader that knows the number of files in a folder, and the names of some files
+        by row.
+        """
         return self
 
     def __call__(self, filename: str, get_data: bool = False) -> int | tuple[Arrays, int]:
-        """Return the number of samples, or with ``get_data`` a dict of all arrays and that number."""
+        """Return the number of samples, or with ``get_data`` a dict of all arrays and that
+        number.
+        """
         rows = self.describe(filename).rows
         return self.read(filename, 0, rows) if get_data else rows
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> Description:
-    """Describe objects with ``shape`` and ``dtype``; raise ``FileContentError`` for scalars and Python objects."""
+    """Describe objects with ``shape`` and ``dtype``; raise ``FileContentError`` for scalars and
+    Python objects.
+    """
     for key, array in arrays.items():
         if len(array.shape) == 0:
             raise FileContentError(
-                f"holds a single value in {key!r} instead of a row per sample; select the other arrays with keys="
+                f"holds a single value in {key!r} instead of a row per sample; select the other "
+                "arrays with keys="
             )
         check_no_objects(key, array.dtype)
     rows = common_length({key: int(array.shape[0]) for key, array in arrays.items()})
-    return Description(rows, {key: Field(str(a.dtype), tuple(a.shape[1:])) for key, a in arrays.items()})
+    return Description(
+        rows, {key: Field(str(a.dtype), tuple(a.shape[1:])) for key, a in arrays.items()}
+    )
 
 
 def check_no_objects(key: str, dtype: Any) -> None:
-    """Raise ``FileContentError`` for arrays of Python objects: unpickling them could run any code."""
+    """Raise ``FileContentError`` for arrays of Python objects: unpickling them could run any
+    code.
+    """
     if isinstance(dtype, np.dtype) and dtype.hasobject:
         raise FileContentError(
-            f"holds Python objects in {key!r}, which are pickled and therefore not read; save numbers instead"
+            f"holds Python objects in {key!r}, which are pickled and therefore not read; save "
+            "numbers instead"
         )
 
 
@@ -122,7 +159,8 @@ def select_keys(keys: Collection[str] | None, names: Collection[str]) -> list[st
 class CustomReader(Reader):
     """Wraps a function ``reader(filename, get_data=False)``.
 
-    The function returns the number of samples, or with ``get_data=True`` a dict of arrays and that number.
+    The function returns the number of samples, or with ``get_data=True`` a dict of arrays and that
+    number.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -133,23 +171,29 @@ class CustomReader(Reader):
         rows = self.function(path, get_data=False)
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
             raise FileContentError(
-                f"has no number of samples: the reader returned a {type(rows).__name__} instead of an integer"
+                f"has no number of samples: the reader returned a {type(rows).__name__} instead "
+                "of an integer"
             )
         if rows < 1:
             raise FileContentError(f"holds no samples: the reader returned {rows}")
         return Description(int(rows), None)
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
-        """Return the size and version of the file; empty for names that only the function understands.
+        """Return the size and version of the file; empty for names that only the function
+        understands.
 
         Such names are assumed to mean the same data for the lifetime of a cache.
         """
         return [] if is_remote(path) else file_stamp(path)
 
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+    def read(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None = None
+    ) -> tuple[Arrays, int]:
         """Return rows of the arrays; the function reads the whole file."""
         returned = self.function(path, get_data=True)
-        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)):
+        if not (
+            isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)
+        ):
             raise FileContentError(
                 "cannot be used: with get_data=True the reader must return (dict of arrays, number)"
             )
@@ -162,23 +206,29 @@ class CustomReader(Reader):
         }
         length = describe_arrays(arrays).rows
         if length != returned[1]:
-            raise FileContentError(f"has {length} rows in its arrays, but the reader returned {returned[1]}")
+            raise FileContentError(
+                f"has {length} rows in its arrays, but the reader returned {returned[1]}"
+            )
         return {key: array[start:stop] for key, array in arrays.items()}, length
 
 
 def reader_id(reader: Reader) -> str:
-    """Return a string that identifies the reader, its settings and its code; empty if they cannot be pickled.
+    """Return a string that identifies the reader, its settings and its code; empty if they cannot
+    be pickled.
 
-    A reader of this package is identified by its name, not by its module, so that an index stays valid when the
-    class moves. Other readers are pickled with their class. A function or class imported from a module is pickled
-    by name only, so that the size and modification time of the module's file represent its code.
+    A reader of this package is identified by its name, not by its module, so that an index stays
+    valid when the class moves. Other readers are pickled with their class. A function or class
+    imported from a module is pickled by name only, so that the size and modification time of the
+    module's file represent its code.
     """
     kind = type(reader)
     own = reader.function if isinstance(reader, CustomReader) else reader
     own = own.func if isinstance(own, partial) else own
     code = own if inspect.isroutine(own) else type(own)
     try:
-        content = cloudpickle.dumps(vars(reader) if kind.__module__.startswith(__package__) else reader)
+        content = cloudpickle.dumps(
+            vars(reader) if kind.__module__.startswith(__package__) else reader
+        )
     except Exception:
         return ""
     stamp = None

@@ -1,4 +1,6 @@
-"""Reader of HDF5 files, and of NetCDF-4, which is HDF5 with the CF conventions; needs the extra ``hdf5``."""
+"""Reader of HDF5 files, and of NetCDF-4, which is HDF5 with the CF conventions; needs the extra
+``hdf5``.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,22 +16,29 @@ from compss_train.data.readers.arrays import ArraysReader
 from compss_train.data.readers.base import select_keys
 from compss_train.data.tables import check_complete
 
-_ATTRIBUTES: dict[str, int | None] = dict.fromkeys(("scale_factor", "add_offset", "valid_min", "valid_max"), 1)
+_ATTRIBUTES: dict[str, int | None] = dict.fromkeys(
+    ("scale_factor", "add_offset", "valid_min", "valid_max"), 1
+)
 _ATTRIBUTES |= {"_FillValue": None, "missing_value": None, "valid_range": 2}
-"""The attributes of numbers that say how they are packed and which are missing, and how many numbers they have."""
+"""The attributes of numbers that say how they are packed and which are missing, and how many
+numbers they have.
+"""
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 """In the attribute ``NAME`` of a dimension without values, in NetCDF-4 files."""
 
 
 class Hdf5Reader(ArraysReader):
-    """Reads the requested rows of the data sets of an HDF5 file, including those in groups (``group/name``).
+    """Reads the requested rows of the data sets of an HDF5 file, including those in groups
+    (``group/name``).
 
-    Soft and external links are not followed: data must not choose which of the reader's files are read.
+    Soft and external links are not followed: data must not choose which of the reader's files are
+    read.
 
-    Numbers that are packed by the attributes ``scale_factor``, ``add_offset`` and ``_Unsigned`` are unpacked, and
-    those that equal ``_FillValue`` or ``missing_value``, or are outside ``valid_min``, ``valid_max`` or
-    ``valid_range``, are missing, which is an error: NetCDF-4 files have these attributes (CF Metadata Conventions
-    1.11, sections 2.5.1 and 8.1). Other attributes are not looked at.
+    Numbers that are packed by the attributes ``scale_factor``, ``add_offset`` and ``_Unsigned`` are
+    unpacked, and those that equal ``_FillValue`` or ``missing_value``, or are outside
+    ``valid_min``, ``valid_max`` or ``valid_range``, are missing, which is an error: NetCDF-4 files
+    have these attributes (CF Metadata Conventions 1.11, sections 2.5.1 and 8.1). Other attributes
+    are not looked at.
 
     Each call opens and closes the file.
     """
@@ -40,17 +49,24 @@ class Hdf5Reader(ArraysReader):
         h5py = import_h5py()
         with open_binary(path) as file:
             if file.read(4) in (b"CDF\1", b"CDF\2", b"CDF\5"):
-                raise FileContentError("is a NetCDF-3 file: convert it to NetCDF-4, nccopy -k nc4 old.nc new.nc")
+                raise FileContentError(
+                    "is a NetCDF-3 file: convert it to NetCDF-4, nccopy -k nc4 old.nc new.nc"
+                )
         with openable(path) as source, h5py.File(source, "r") as file:
             hard: list[str] = []
             links: list[str] = []
 
-            def visit(name: str, link: Any) -> None:  # a return value other than None would end the iteration
+            # A return value other than None would end the iteration.
+            def visit(name: str, link: Any) -> None:
                 (hard if isinstance(link, h5py.HardLink) else links).append(name)
 
             file.visititems_links(visit)
-            if followed := [link for link in links for key in keys or () if f"{key}/".startswith(f"{link}/")]:
-                raise FileContentError(f"has {followed[0]!r}, a link, which is not followed: copy the data here")
+            if followed := [
+                link for link in links for key in keys or () if f"{key}/".startswith(f"{link}/")
+            ]:
+                raise FileContentError(
+                    f"has {followed[0]!r}, a link, which is not followed: copy the data here"
+                )
             items = {name: item for name in hard if isinstance(item := file[name], h5py.Dataset)}
             names = [
                 name
@@ -83,12 +99,16 @@ class _Unpacked:
     def __init__(self, data: Any, name: str) -> None:
         h5py = import_h5py()
         if data.dtype.hasobject and h5py.check_string_dtype(data.dtype) is not None:
-            raise FileContentError(f"holds text in {name!r}; save the numbers of its classes instead")
+            raise FileContentError(
+                f"holds text in {name!r}; save the numbers of its classes instead"
+            )
         if h5py.check_vlen_dtype(data.dtype) is not None:
             raise FileContentError(f"holds sequences of different lengths in {name!r}; pad them")
         if h5py.check_ref_dtype(data.dtype) is not None:
             raise FileContentError(f"holds references in {name!r}; save what they refer to instead")
-        self._data, self._name, attributes = data, name, data.attrs
+        self._data = data
+        self._name = name
+        attributes = data.attrs
         stored, inner = data.dtype.subdtype or (data.dtype, ())
         self.shape = (*data.shape, *inner)
         _check_filters(data, name)
@@ -97,17 +117,34 @@ class _Unpacked:
         found = {key: np.ravel(attributes[key]) for key in keys}
         for key, value in found.items():
             if value.dtype.kind not in "iuf" or _ATTRIBUTES[key] not in (None, value.size):
-                raise FileContentError(f"has {name!r} with a {key} of {value.tolist()}, which is no number")
-        packed = {key: found[key].reshape(()) for key in ("scale_factor", "add_offset") if key in found}
-        self._scale, self._offset = packed.get("scale_factor"), packed.get("add_offset")
-        unsigned = str(np.asarray(attributes.get("_Unsigned", b"false")).astype(str)).lower() == "true"
-        self._stored = np.dtype(f"u{stored.itemsize}") if unsigned and stored.kind == "i" else stored
+                raise FileContentError(
+                    f"has {name!r} with a {key} of {value.tolist()}, which is no number"
+                )
+        packed = {
+            key: found[key].reshape(()) for key in ("scale_factor", "add_offset") if key in found
+        }
+        self._scale = packed.get("scale_factor")
+        self._offset = packed.get("add_offset")
+        unsigned = (
+            str(np.asarray(attributes.get("_Unsigned", b"false")).astype(str)).lower() == "true"
+        )
+        self._stored = (
+            np.dtype(f"u{stored.itemsize}") if unsigned and stored.kind == "i" else stored
+        )
         self.dtype = np.result_type(*packed.values()) if packed else self._stored
         if packed and self.dtype.kind != "f":  # of attributes that are integers
             self.dtype = np.dtype(np.float64)
-        self._marks = [self._mark(found[key]) for key in ("_FillValue", "missing_value") if key in found]
-        if not self._marks and stored.kind in "iuf" and stored.itemsize > 1 and np.any(data.fillvalue != 0):
-            self._marks = [self._mark(np.ravel(data.fillvalue))]  # of values that were never written
+        self._marks = [
+            self._mark(found[key]) for key in ("_FillValue", "missing_value") if key in found
+        ]
+        if (
+            not self._marks
+            and stored.kind in "iuf"
+            and stored.itemsize > 1
+            and np.any(data.fillvalue != 0)
+        ):
+            # Of values that were never written.
+            self._marks = [self._mark(np.ravel(data.fillvalue))]
         least, *_, largest = found.get("valid_range", (None, None))
         bounds = (found.get("valid_min", least), found.get("valid_max", largest))
         self._bounds = [None if bound is None else self._mark(np.ravel(bound)) for bound in bounds]
@@ -150,13 +187,16 @@ class _Unpacked:
 
 
 def _check_filters(data: Any, name: str) -> None:
-    """Raise ``FileContentError`` for a filter of HDF5, such as a compression, that is not installed."""
+    """Raise ``FileContentError`` for a filter of HDF5, such as a compression, that is not
+    installed.
+    """
     filters = data.id.get_create_plist()
     for number in range(filters.get_nfilters()):
         code, _, _, label = filters.get_filter(number)
         if not import_h5py().h5z.filter_avail(code):
             raise FileContentError(
-                f"has {name!r}, compressed with HDF5's filter {code} ({label.decode(errors='replace')}), which is "
-                "not installed: set HDF5_PLUGIN_PATH to a folder with it, such as hdf5plugin.PLUGIN_PATH, or "
+                f"has {name!r}, compressed with HDF5's filter {code} "
+                f"({label.decode(errors='replace')}), which is not installed: set "
+                "HDF5_PLUGIN_PATH to a folder with it, such as hdf5plugin.PLUGIN_PATH, or "
                 "compress it with gzip"
             )

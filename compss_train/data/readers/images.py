@@ -20,7 +20,19 @@ from compss_train.exceptions import BadFileError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """The files that are images; others in the folders are ignored."""
-_UNREAD = (".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".avif", ".heic", ".heif", ".tga", ".apng", ".svg")
+_UNREAD = (
+    ".jfif",
+    ".jpe",
+    ".jp2",
+    ".j2k",
+    ".jxl",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".tga",
+    ".apng",
+    ".svg",
+)
 """Images that are not read."""
 _WITH_FRAMES = (".tif", ".tiff", ".webp", ".gif")
 """The images that may have several frames or pages."""
@@ -31,33 +43,39 @@ _THREADS = 8
 
 
 class ImageFolderReader(Reader):
-    """Reads images from a folder with one subfolder per class, the layout of torchvision's ``ImageFolder``.
+    """Reads images from a folder with one subfolder per class, the layout of torchvision's
+    ``ImageFolder``.
 
-    Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the index of the subfolder in the sorted
-    names. Because a folder lists images class by class, rows are in a fixed random order instead, so that each
-    block has images of all classes; ``images`` returns this order. A file that is an image is one row, without y.
+    Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the index of the
+    subfolder in the sorted names. Because a folder lists images class by class, rows are in a fixed
+    random order instead, so that each block has images of all classes; ``images`` returns this
+    order. A file that is an image is one row, without y.
 
-    Hidden files and folders are no samples, and neither are further frames of an image: their number is in a
-    warning when a data set is opened, and so are images of other formats and images beside the subfolders. Images
-    are turned as their EXIF orientation says. Values of 16 bits are scaled to 8; signed integers, those of 32 bits
-    and floating-point numbers are an error, because their range is unknown. Without the mode ``"RGBA"``,
-    transparency is left out.
+    Hidden files and folders are no samples, and neither are further frames of an image: their
+    number is in a warning when a data set is opened, and so are images of other formats and images
+    beside the subfolders. Images are turned as their EXIF orientation says. Values of 16 bits are
+    scaled to 8; signed integers, those of 32 bits and floating-point numbers are an error, because
+    their range is unknown. Without the mode ``"RGBA"``, transparency is left out.
 
     Parameters
     ----------
     size:
-        Height and width that images are resized to, or one number for both; with ``None`` (default) all images
-        must have the size of the first.
+        Height and width that images are resized to, or one number for both; with ``None`` (default)
+        all images must have the size of the first.
     mode:
         Pillow's mode that images are converted to: ``"RGB"``, ``"L"`` (grayscale) or ``"RGBA"``.
     rows:
         Number of images in a block.
     """
 
-    def __init__(self, size: int | Sequence[int] | None = None, mode: str = "RGB", rows: int = 256) -> None:
+    def __init__(
+        self, size: int | Sequence[int] | None = None, mode: str = "RGB", rows: int = 256
+    ) -> None:
         check_choice("mode", mode, CHANNELS)
         sides = (size, size) if isinstance(size, int) else size
-        if sides is not None and (len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides)):
+        if sides is not None and (
+            len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides)
+        ):
             raise ValueError(f"size={size!r}: give a height and a width, or one number for both")
         self.size = None if sides is None else (int(sides[0]), int(sides[1]))
         self.mode = mode
@@ -67,9 +85,14 @@ class ImageFolderReader(Reader):
         """Number of images in the folder, and the names, by row, of the ones that a task reads."""
 
     def with_columns(
-        self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
+        self,
+        groups: Mapping[str, tuple[str, ...]],
+        used: Collection[str],
+        classes: Mapping[str, Sequence[Any]],
     ) -> Self:
-        """Return a reader whose classes are ``classes["y"]``; raise ``TypeError`` for ``groups``."""
+        """Return a reader whose classes are ``classes["y"]``; raise ``TypeError`` for
+        ``groups``.
+        """
         super().with_columns(groups, used, {})
         return self._with(classes={**self.classes, **classes})
 
@@ -81,32 +104,45 @@ class ImageFolderReader(Reader):
         return self._with(listed=(number, names))
 
     def images(self, folder: str) -> list[str]:
-        """Return the names of the images in the order of their rows, from the folder: ``class/name``.
+        """Return the names of the images in the order of their rows, from the folder:
+        ``class/name``.
 
         The folder may be an image itself, whose name from there is empty.
         """
         return self._images(folder)[0]
 
     def _images(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the images in a folder in the order of their rows, and those that are no samples."""
+        """Return the images in a folder in the order of their rows, and those that are no
+        samples.
+        """
         if folder.lower().endswith(SUFFIXES) and not locations.is_folder(folder):
             return [""], []
-        names = [name for name in locations.files_below(folder) if name.lower().endswith(SUFFIXES + _UNREAD)]
-        found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
+        names = [
+            name
+            for name in locations.files_below(folder)
+            if name.lower().endswith(SUFFIXES + _UNREAD)
+        ]
+        found = sorted(
+            name for name in names if name.count("/") and name.lower().endswith(SUFFIXES)
+        )
         if not found:
             raise FileContentError(
-                f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); give its files, "
-                "for example '*.npz' or '*.png'"
+                f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); "
+                "give its files, for example '*.npz' or '*.png'"
             )
         order = np.random.default_rng(0).permutation(len(found))
         return [found[place] for place in order], sorted({*names} - {*found})
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the number of images, their layout and the classes; reads one image unless a size is given."""
+        """Return the number of images, their layout and the classes; reads one image unless a size
+        is given.
+        """
         images, others = self._images(path)
         classes = {"y": tuple(self.classes.get("y") or _classes_of(images))} if images[0] else {}
         sides = self.size or self._first_size(path, images)
-        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(classes, Field("int64", ()))
+        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(
+            classes, Field("int64", ())
+        )
         bounds = [*range(0, len(images), self.rows), len(images)]
         return Description(
             len(images),
@@ -118,22 +154,29 @@ class ImageFolderReader(Reader):
             unread_files=tuple(others),
         )
 
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+    def read(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None = None
+    ) -> tuple[Arrays, int]:
         """Return the images of these rows, and their classes."""
         arrays, number, bad = self.read_good(path, start, stop, keys, None)
         for error in bad.values():
             name = error.file.removeprefix(f"{path}/")
-            raise FileContentError(error.reason if error.file == path else f"holds {name}, which {error.reason}")
+            raise FileContentError(
+                error.reason if error.file == path else (f"holds {name}, which {error.reason}")
+            )
         return arrays, number
 
     def read_good(
         self, path: str, start: int, stop: int, keys: Collection[str] | None, layout: Layout | None
     ) -> tuple[Arrays, int, Mapping[int, BadFileError]]:
-        """Return the images, their classes, and the errors of images that are bad, or of another size."""
+        """Return the images, their classes, and the errors of images that are bad, or of another
+        size.
+        """
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
         chosen = select_keys(keys, ("x",) if names == [""] else ("x", "y"))
-        good, bad = [], {}
+        good = []
+        bad = {}
         shape = layout["x"].shape if layout is not None and "x" in chosen else None
         for place, name in enumerate(names if "x" in chosen else ()):
             try:
@@ -141,8 +184,8 @@ class ImageFolderReader(Reader):
                 shape = shape or image.shape
                 if image.shape != shape:
                     raise FileContentError(
-                        f"has the size {image.shape[1:]}, unlike others with {tuple(shape[1:])}: resize them with "
-                        "reader=ImageFolderReader(size=(height, width))"
+                        f"has the size {image.shape[1:]}, unlike others with {tuple(shape[1:])}: "
+                        "resize them with reader=ImageFolderReader(size=(height, width))"
                     )
                 good.append(image)
             except FileContentError as error:
@@ -158,7 +201,8 @@ class ImageFolderReader(Reader):
         return {key: arrays[key] for key in chosen if key in arrays}, number, bad
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
-        """Return a checksum of the sizes and versions of the images in these rows; ``None`` for no rows.
+        """Return a checksum of the sizes and versions of the images in these rows; ``None`` for no
+        rows.
 
         The folder's own modification time does not reflect changes below it.
         """
@@ -167,7 +211,9 @@ class ImageFolderReader(Reader):
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
         with ThreadPoolExecutor(_THREADS) as threads:
-            stamps = list(threads.map(lambda name: locations.file_stamp(image_path(path, name)), names))
+            stamps = list(
+                threads.map(lambda name: locations.file_stamp(image_path(path, name)), names)
+            )
         if None in stamps:
             return None
         return [int(hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()[:15], 16)]
@@ -185,12 +231,15 @@ class ImageFolderReader(Reader):
             try:
                 return self._decode(path, name).shape[1:]
             except FileContentError as error:
-                first = first or FileContentError(f"holds {name}, which {error}" if name else str(error))
+                first = first or FileContentError(
+                    f"holds {name}, which {error}" if name else str(error)
+                )
         raise first or FileContentError("holds no images")
 
     def _unread_frames(self, path: str, names: Sequence[str]) -> int:
         def count(name: str) -> int:
-            with suppress(FileContentError), _opened(path, name) as image:  # which is an error when it is read
+            # Which is an error when it is read.
+            with suppress(FileContentError), _opened(path, name) as image:
                 return int(getattr(image, "n_frames", 1)) - 1
             return 0
 
@@ -202,12 +251,15 @@ class ImageFolderReader(Reader):
         """Return an image, shape (channels, height, width)."""
         with _opened(path, name) as opened:
             opened.load()
-            with suppress(*CONTENT_ERRORS, SyntaxError):  # of damaged EXIF data; the pixels have been read
+            # Of damaged EXIF data; the pixels have been read.
+            with suppress(*CONTENT_ERRORS, SyntaxError):
                 _pillow("PIL.ImageOps").exif_transpose(opened, in_place=True)
             image = _of_bytes(opened).convert(self.mode)
             if self.size is not None and image.size != self.size[::-1]:
                 image = image.resize(self.size[::-1], _pillow().Resampling.BILINEAR)
-            pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
+            pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(
+                image.height, image.width, -1
+            )
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -217,7 +269,9 @@ def _pillow(module: str = "PIL.Image") -> Any:
 
 @contextmanager
 def _opened(path: str, name: str) -> Iterator[Any]:
-    """Open an image; every error in reading it is a ``FileContentError``, unless file system or network fail."""
+    """Open an image; every error in reading it is a ``FileContentError``, unless file system or
+    network fail.
+    """
     module = _pillow()
     try:
         with locations.open_binary(image_path(path, name)) as file, module.open(file) as opened:
@@ -231,15 +285,21 @@ def _opened(path: str, name: str) -> Iterator[Any]:
 
 
 def _of_bytes(image: Any) -> Any:
-    """Return an image with values from 0 to 255; conversions of Pillow would cut off what is larger."""
+    """Return an image with values from 0 to 255; conversions of Pillow would cut off what is
+    larger.
+    """
     tags = image.tag_v2 if image.format == "TIFF" else {}
     is_signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
-    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    sixteen = image.mode.startswith("I;16") or (
+        image.mode == "I" and image.format in ("PNG", "PPM")
+    )
     if sixteen and not is_signed:
         bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
         # The upper bits, as Pillow takes of colours with 16 bits.
         upper = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
-        return _pillow().fromarray(255 - upper if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else upper)
+        return _pillow().fromarray(
+            255 - upper if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else upper
+        )
     if is_signed or image.mode in ("I", "F"):
         wide = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
         kind = "signed integers" if is_signed else wide
@@ -249,8 +309,12 @@ def _of_bytes(image: Any) -> Any:
     return image
 
 
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
-_WHITE_IS_ZERO, _SIGNED = 0, 2
+# tags of TIFF
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
+_SAMPLE_FORMAT = 339
+_WHITE_IS_ZERO = 0
+_SIGNED = 2
 
 
 def image_path(folder: str, name: str) -> str:

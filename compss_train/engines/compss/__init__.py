@@ -1,1 +1,3 @@
-"""The COMPSs engine: tasks of PyCOMPSs, run on the nodes of its runtime. Only this package imports pycompss."""
+"""The COMPSs engine: tasks of PyCOMPSs, run on the nodes of its runtime. Only this package imports
+pycompss.
+"""

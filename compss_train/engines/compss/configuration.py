@@ -1,7 +1,8 @@
-"""The worker nodes that COMPSs should start, and the two configuration files that name and describe them.
+"""The worker nodes that COMPSs should start, and the two configuration files that name and describe
+them.
 
-The project names the nodes, with the folders of COMPSs on them; the resources declare what each node has. Imports
-no torch, so that the doctor can use it.
+The project names the nodes, with the folders of COMPSs on them; the resources declare what each
+node has. Imports no torch, so that the doctor can use it.
 """
 
 import os
@@ -18,9 +19,9 @@ from xml.etree import ElementTree
 from compss_train.engines.nodes import Node, physical_cores
 
 NIO_ADAPTOR = "es.bsc.compss.nio.master.NIOAdaptor"
-# COMPSs's master uses the first free port from 43000 to 44000, so workers start above it. If a worker's port is in
-# use, COMPSs tries the next one after half a minute. A worker listens on all addresses of its machine, so that each
-# worker needs different ports.
+# COMPSs's master uses the first free port from 43000 to 44000, so workers start above it. If a
+# worker's port is in use, COMPSs tries the next one after half a minute. A worker listens on all
+# addresses of its machine, so that each worker needs different ports.
 FIRST_PORT = 44001
 PORTS = 10
 LAST_PORT = 65535
@@ -32,9 +33,11 @@ LOWEST_OUTGOING_PORT = 32768
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode(Node):
-    """A worker of COMPSs: the host that it is started on by ssh, its computing units and GPUs, and its first port.
+    """A worker of COMPSs: the host that it is started on by ssh, its computing units and GPUs, and
+    its first port.
 
-    Raises ``ValueError`` for an empty name, less than 1 unit, a negative number of GPUs, and ports out of range.
+    Raises ``ValueError`` for an empty name, less than 1 unit, a negative number of GPUs, and ports
+    out of range.
     """
 
     first_port: int = FIRST_PORT
@@ -44,14 +47,15 @@ class WorkerNode(Node):
             raise ValueError(f"a node needs the name of a host, got {self.name!r}")
         if self.cpus < 1:
             raise ValueError(
-                f"units={self.cpus} for {self.name}: give at least 1, usually the number of physical cores"
+                f"units={self.cpus} for {self.name}: give at least 1, usually the number of "
+                "physical cores"
             )
         if self.gpus < 0:
             raise ValueError(f"gpus={self.gpus} for {self.name}: give 0 or more")
         if not 1024 <= self.first_port <= LAST_PORT - PORTS:
             raise ValueError(
-                f"{self.name} would listen on port {self.first_port}; ports must be between 1024 and {LAST_PORT}: "
-                "choose another first port, or fewer nodes"
+                f"{self.name} would listen on port {self.first_port}; ports must be between 1024 "
+                f"and {LAST_PORT}: choose another first port, or fewer nodes"
             )
 
     @property
@@ -61,12 +65,13 @@ class WorkerNode(Node):
 
 
 def free_first_port(count: int) -> int:
-    """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this machine.
+    """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this
+    machine.
 
-    The search starts at a random port: two runs that start at the same time must not use the same ports, since the
-    coordinator of one would then contact the workers of the other. Ports in the range of outgoing connections and
-    above are excluded, since any of them may be in use by the time the workers start. Raises ``OSError`` if too few
-    ports are free.
+    The search starts at a random port: two runs that start at the same time must not use the same
+    ports, since the coordinator of one would then contact the workers of the other. Ports in the
+    range of outgoing connections and above are excluded, since any of them may be in use by the
+    time the workers start. Raises ``OSError`` if too few ports are free.
     """
     needed = count * PORTS
     candidates = range(LOWEST_PORT, LOWEST_OUTGOING_PORT - needed + 1)
@@ -92,37 +97,50 @@ def is_free(port: int) -> bool:
 def loopback_nodes(
     count: int, units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
 ) -> tuple[WorkerNode, ...]:
-    """Return ``count`` workers on this machine: one on localhost, more on 127.0.0.1, 127.0.0.2 and so on.
+    """Return ``count`` workers on this machine: one on localhost, more on 127.0.0.1, 127.0.0.2 and
+    so on.
 
-    ``units`` is the number of computing units of each, by default its share of the physical cores. Raises
-    ``ValueError`` for more than 254 workers, and for GPUs with more than one worker.
+    ``units`` is the number of computing units of each, by default its share of the physical cores.
+    Raises ``ValueError`` for more than 254 workers, and for GPUs with more than one worker.
     """
     if not 1 <= count <= 254:
-        raise ValueError(f"nodes={count}: give 1 to 254, the number of loopback addresses from 127.0.0.1")
+        raise ValueError(
+            f"nodes={count}: give 1 to 254, the number of loopback addresses from 127.0.0.1"
+        )
     if gpus and count > 1:
         raise ValueError(
-            f"gpus={gpus} with nodes={count}: all workers on this machine would use the same GPUs, since each "
-            "counts them from the first; use one node with all GPUs"
+            f"gpus={gpus} with nodes={count}: all workers on this machine would use the same "
+            "GPUs, since each counts them from the first; use one node with all GPUs"
         )
     share = max(1, physical_cores() // count) if units is None else units
     names = ["localhost"] if count == 1 else [f"127.0.0.{index}" for index in range(1, count + 1)]
-    return tuple(WorkerNode(name, share, gpus, first_port + index * PORTS) for index, name in enumerate(names))
+    return tuple(
+        WorkerNode(name, share, gpus, first_port + index * PORTS)
+        for index, name in enumerate(names)
+    )
 
 
 def host_nodes(
     hosts: Sequence[str], units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
 ) -> tuple[WorkerNode, ...]:
-    """Return one worker per host, by default with as many units as this machine has physical cores."""
+    """Return one worker per host, by default with as many units as this machine has physical
+    cores.
+    """
     if not hosts or len(set(hosts)) < len(hosts):
         raise ValueError(f"hosts={','.join(hosts)!r}: give at least one host, and each host once")
-    return tuple(WorkerNode(host, physical_cores() if units is None else units, gpus, first_port) for host in hosts)
+    return tuple(
+        WorkerNode(host, physical_cores() if units is None else units, gpus, first_port)
+        for host in hosts
+    )
 
 
 DEFAULT_HOME = Path("/opt/COMPSs")
 
 
 def compss_home() -> Path | None:
-    """Return the folder that COMPSs is installed in, by ``COMPSS_HOME`` or by ``runcompss``, or ``None``."""
+    """Return the folder that COMPSs is installed in, by ``COMPSS_HOME`` or by ``runcompss``, or
+    ``None``.
+    """
     if home := os.environ.get("COMPSS_HOME"):
         return Path(home)
     if (runcompss := shutil.which("runcompss")) is None:
@@ -137,12 +155,21 @@ def presumed_home() -> Path:
 
 
 def write(
-    folder: Path, nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
+    folder: Path,
+    nodes: Sequence[WorkerNode],
+    *,
+    install_dir: Path | None = None,
+    working_dir: Path | None = None,
 ) -> tuple[Path, Path]:
-    """Write ``project.xml`` and ``resources.xml`` into a folder, created if necessary; return both paths."""
+    """Write ``project.xml`` and ``resources.xml`` into a folder, created if necessary; return both
+    paths.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    project, resources = folder / "project.xml", folder / "resources.xml"
-    project.write_text(project_xml(nodes, install_dir=install_dir, working_dir=working_dir), encoding="utf-8")
+    project = folder / "project.xml"
+    resources = folder / "resources.xml"
+    project.write_text(
+        project_xml(nodes, install_dir=install_dir, working_dir=working_dir), encoding="utf-8"
+    )
     resources.write_text(resources_xml(nodes), encoding="utf-8")
     return project, resources
 
@@ -150,7 +177,8 @@ def write(
 def project_xml(
     nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
 ) -> str:
-    """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on them.
+    """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on
+    them.
 
     By default workers' files are in a folder with the user's name, since users may share a machine.
     """
@@ -162,8 +190,8 @@ def project_xml(
         entry = _add(root, "ComputeNode", Name=node.name)
         # COMPSs appends file names without a slash.
         _add(entry, "InstallDir", f"{installed.absolute()}/")
-        # One folder per node: a worker that ends removes the run's folder. If workers on one machine shared it,
-        # the others would wait for their files forever.
+        # One folder per node: a worker that ends removes the run's folder. If workers on one
+        # machine shared it, the others would wait for their files forever.
         _add(entry, "WorkingDir", f"{(working / node.name).absolute()}/")
     return _document(root)
 
@@ -186,7 +214,9 @@ def resources_xml(nodes: Sequence[WorkerNode]) -> str:
     return _document(root)
 
 
-def _add(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str) -> ElementTree.Element:
+def _add(
+    parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str
+) -> ElementTree.Element:
     element = ElementTree.SubElement(parent, tag, attributes)
     element.text = text
     return element
@@ -209,7 +239,9 @@ def read_nodes(project: Path, resources: Path) -> list[Node]:
 
 
 def read_project(path: Path) -> dict[str, Path | None]:
-    """Return the nodes of a project file, each with the folder that COMPSs is installed in there, if given."""
+    """Return the nodes of a project file, each with the folder that COMPSs is installed in there,
+    if given.
+    """
     folders = {entry.get("Name", ""): entry.findtext("{*}InstallDir") for entry in _entries(path)}
     return {name: Path(folder) if folder else None for name, folder in folders.items()}
 
@@ -220,7 +252,10 @@ def read_resources(path: Path) -> dict[str, Node]:
     for entry in _entries(path):
         units: Counter[str] = Counter()
         for processor in entry.findall("{*}Processor"):
-            kind, number = ((processor.findtext(f"{{*}}{tag}") or "").strip() for tag in ("Type", "ComputingUnits"))
+            kind, number = (
+                (processor.findtext(f"{{*}}{tag}") or "").strip()
+                for tag in ("Type", "ComputingUnits")
+            )
             if number.isdecimal():
                 units[kind.upper() or "CPU"] += int(number)
         name = entry.get("Name", "")

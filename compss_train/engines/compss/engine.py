@@ -25,7 +25,9 @@ COMPUTING_UNITS = "ComputingUnits"
 """Environment variable with the number of computing units of a task, as in dislib."""
 
 _MAX_SINGLE_WAITS = 4
-"""Maximum number of small values fetched one by one, about 10 ms each; COMPSs keeps a worker file for each."""
+"""Maximum number of small values fetched one by one, about 10 ms each; COMPSs keeps a worker file
+for each.
+"""
 
 
 class _CompssRef(Ref):
@@ -34,36 +36,45 @@ class _CompssRef(Ref):
     __slots__ = ("content", "dropped", "external", "outdated")
 
     def __init__(self, content: Any, dropped: deque[Any], *, external: bool) -> None:
-        self.content, self.dropped = content, dropped
-        """The object that represents the value in the main program: a future of PyCOMPSs, or a serialized value;
-        ``None`` once it was freed."""
+        self.content = content
+        self.dropped = dropped
+        """The object that represents the value in the main program: a future of PyCOMPSs, or a
+        serialized value; ``None`` once it was freed."""
         self.external = external
-        """Whether another library owns the value, so that it is neither deleted nor removed from the runtime."""
+        """Whether another library owns the value, so that it is neither deleted nor removed from
+        the runtime.
+        """
         self.outdated = False
         """Whether tasks have changed the value since."""
 
     def __del__(self) -> None:
-        if not self.external:  # freed by the next call of the engine: this may be another thread, or inside a call
+        # Freed by the next call of the engine: this may be another thread, or inside a call.
+        if not self.external:
             self.dropped.append(self.content)
 
 
 class CompssEngine(Engine):
-    """Run tasks on the nodes of a COMPSs application that ``runcompss`` (or a notebook) has started.
+    """Run tasks on the nodes of a COMPSs application that ``runcompss`` (or a notebook) has
+    started.
 
-    Values stay on the nodes, as files that COMPSs moves; the coordinator receives only what it fetches.
+    Values stay on the nodes, as files that COMPSs moves; the coordinator receives only what it
+    fetches.
 
-    The runtime belongs to the application: ``shutdown`` frees this engine's values and leaves the runtime running.
-    Submitted tasks run to their end, and waiting cannot be interrupted: PyCOMPSs has no call for it, and cancelling
-    groups of tasks works only with some of COMPSs's schedulers. A scope that fails waits for all tasks. Tasks of a
-    scope with a timeout (not updates, nor on GPUs) run in children, which are watched.
+    The runtime belongs to the application: ``shutdown`` frees this engine's values and leaves the
+    runtime running. Submitted tasks run to their end, and waiting cannot be interrupted: PyCOMPSs
+    has no call for it, and cancelling groups of tasks works only with some of COMPSs's schedulers.
+    A scope that fails waits for all tasks. Tasks of a scope with a timeout (not updates, nor on
+    GPUs) run in children, which are watched.
 
-    The runtime serves one thread, the first that makes an engine. While it lives, calls by another one raise
-    ``RuntimeError``, as do calls of an engine by a thread that has not made it.
+    The runtime serves one thread, the first that makes an engine. While it lives, calls by another
+    one raise ``RuntimeError``, as do calls of an engine by a thread that has not made it.
     """
 
     name: ClassVar[str] = "compss"
     # Waiting holds the global interpreter lock: PyCOMPSs's binding does not release it.
-    traits: ClassVar[Traits] = Traits(interruptible=False, pays_by_value=True, binds_gpus=True, task_seconds=0.02)
+    traits: ClassVar[Traits] = Traits(
+        interruptible=False, pays_by_value=True, binds_gpus=True, task_seconds=0.02
+    )
     _owner: ClassVar[threading.Thread | None] = None
     """The thread that the runtime serves."""
 
@@ -71,7 +82,9 @@ class CompssEngine(Engine):
         super().__init__()
         self._api = runtime.import_pycompss()
         if not runtime.under_compss():
-            raise RuntimeError("the compss engine needs COMPSs's runtime; start the program with runcompss")
+            raise RuntimeError(
+                "the compss engine needs COMPSs's runtime; start the program with runcompss"
+            )
         self._thread = threading.current_thread()
         if CompssEngine._owner is None or not CompssEngine._owner.is_alive():
             CompssEngine._owner = self._thread
@@ -81,24 +94,33 @@ class CompssEngine(Engine):
         self._refs: weakref.WeakSet[_CompssRef] = weakref.WeakSet()
         self._dropped: deque[Any] = deque()
         """What references that are gone have represented."""
-        # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
-        self._close = weakref.finalize(self, _free, self._api, self._refs, self._dropped, self._thread)
+        # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them
+        # when collected.
+        self._close = weakref.finalize(
+            self, _free, self._api, self._refs, self._dropped, self._thread
+        )
         self._close.atexit = False
         runtime.skip_destructors_at_exit()
 
     @classmethod
     def nodes(cls) -> list[Node]:
-        """Return the nodes that COMPSs was started with; empty if its configuration cannot be read."""
+        """Return the nodes that COMPSs was started with; empty if its configuration cannot be
+        read.
+        """
         return runtime.declared_nodes()
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return how many tasks fit on the nodes; this machine's default if none fits or the nodes are unknown."""
+        """Return how many tasks fit on the nodes; this machine's default if none fits or the nodes
+        are unknown.
+        """
         return sum(node.cpus // threads for node in cls.nodes()) or super().default_workers(threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return ``ComputingUnits`` if that variable is set, else a worker's share of the smallest node."""
+        """Return ``ComputingUnits`` if that variable is set, else a worker's share of the smallest
+        node.
+        """
         units = os.environ.get(COMPUTING_UNITS, "")
         return max(1, int(units)) if units.isdigit() else super().thread_share(num_workers)
 
@@ -108,28 +130,40 @@ class CompssEngine(Engine):
         return runtime.seconds_left()
 
     def publish(self, value: object) -> Ref:
-        """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
+        """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures
+        are passed on.
+        """
         self._check_open()
         if isinstance(value, RemoteBlock) and value.home == self.name:
             return self.reference(value.future)
         return self._new_ref(SerializedValue.of(value))
 
     def reference(self, future: object) -> Ref:
-        """Return a reference to the value of another library's future; only its owner deletes it."""
+        """Return a reference to the value of another library's future; only its owner deletes
+        it.
+        """
         self._check_open()
         return self._new_ref(future, external=True)
 
     def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        returns: int,
+        resources: Resources,
+        priority: bool,
     ) -> Sequence[Ref]:
         """Submit a task of PyCOMPSs; raise ``ValueError`` if it is larger than every node."""
         check_size(resources, self._nodes)
-        gpu, watching = bool(resources.gpus), self._scope.watching
+        gpu = bool(resources.gpus)
+        watching = self._scope.watching
         timeout = None if watching is None else watching.timeout
         in_child = resources.own_process or (timeout is not None and not gpu)
         run, *start = (run_in_child, function, timeout, gpu) if in_child else (function,)
         call, inputs = self._call(run, (*start, *args), gpu=gpu)
-        made = self._tasks.task_for(function, gpu, priority)(resources.cpus, returns, call, inputs, returns=returns)
+        made = self._tasks.task_for(function, gpu, priority)(
+            resources.cpus, returns, call, inputs, returns=returns
+        )
         return [self._new_ref(future) for future in ([made] if returns == 1 else made)]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -150,9 +184,11 @@ class CompssEngine(Engine):
         return [self._fetch(ref) for ref in own]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the coordinator's value; with a ``timeout`` wait for other values, without any limit.
+        """Return the coordinator's value; with a ``timeout`` wait for other values, without any
+        limit.
 
-        Return ``None`` for a value that tasks update, since COMPSs would wait for all submitted updates.
+        Return ``None`` for a value that tasks update, since COMPSs would wait for all submitted
+        updates.
         """
         self._check_open()
         own = _compss(ref)
@@ -185,7 +221,8 @@ class CompssEngine(Engine):
             if isinstance(own, _CompssRef) and own.content is not None:
                 if not own.external:
                     self._api.compss_delete_object(own.content)
-                own.content, own.external = None, True
+                own.content = None
+                own.external = True
 
     def _cancel(self, scope: Scope) -> None:
         """Wait for all tasks of the application."""
@@ -211,15 +248,20 @@ class CompssEngine(Engine):
             inputs.append(_compss(ref).content)
             return Placeholder(first + len(inputs) - 1)
 
-        return SerializedValue.of(Call(function, map_refs(args, placeholder), gpu, self._scope.settings)), inputs
+        return SerializedValue.of(
+            Call(function, map_refs(args, placeholder), gpu, self._scope.settings)
+        ), inputs
 
     def _fetch(self, ref: _CompssRef) -> Any:
-        if ref.external:  # waiting for it would remove it from the runtime, and its owner would lose it
+        # Waiting for it would remove it from the runtime, and its owner would lose it.
+        if ref.external:
             return self._load(self._result_of(copy_value, ref))
-        if ref.outdated:  # waiting for it would wait for the last submitted update, while others may still run
+        # Waiting for it would wait for the last submitted update, while others may still run.
+        if ref.outdated:
             copy = self._result_of(copy_value, ref)
             self._api.compss_delete_object(ref.content)
-            ref.content, ref.outdated = copy, False
+            ref.content = copy
+            ref.outdated = False
         else:
             ref.content = self._wait(ref.content)
         return self._load(ref.content)
@@ -233,7 +275,9 @@ class CompssEngine(Engine):
     def _wait(self, future: Any) -> Any:
         try:
             value = self._api.compss_wait_on(future, mode="r")
-        except Exception as error:  # from reading the empty file that COMPSs writes for a lost result
+        except (
+            Exception
+        ) as error:  # from reading the empty file that COMPSs writes for a lost result
             raise runtime.lost_task_error() from error
         if value is None:
             raise runtime.lost_task_error()
@@ -249,8 +293,9 @@ class CompssEngine(Engine):
     def _check_thread(self, owner: threading.Thread) -> None:
         if (caller := threading.current_thread()) is not owner:
             raise RuntimeError(
-                f"the compss engine belongs to the thread {owner.name!r}, and {caller.name!r} called it: PyCOMPSs "
-                "serves one thread. Run one fit after the other in that thread, or start a program for each"
+                f"the compss engine belongs to the thread {owner.name!r}, and {caller.name!r} "
+                "called it: PyCOMPSs serves one thread. Run one fit after the other in that "
+                "thread, or start a program for each"
             )
 
     def _check_open(self) -> None:
@@ -262,11 +307,15 @@ class CompssEngine(Engine):
 
 
 def copy_value(value: Any) -> Any:
-    """Return the value: a task that transfers a copy to the coordinator, of a list of values as one result."""
+    """Return the value: a task that transfers a copy to the coordinator, of a list of values as one
+    result.
+    """
     return value
 
 
-def _free(api: ModuleType, refs: weakref.WeakSet[_CompssRef], gone: deque[Any], thread: threading.Thread) -> None:
+def _free(
+    api: ModuleType, refs: weakref.WeakSet[_CompssRef], gone: deque[Any], thread: threading.Thread
+) -> None:
     if threading.current_thread() is thread:  # only this thread may call the runtime
         for content in [*gone, *(ref.content for ref in refs if not ref.external)]:
             api.compss_delete_object(content)
@@ -289,7 +338,9 @@ class CompssBlock(RemoteBlock):
         super().__init__(*description)
         self.future = future
         self.owner = owner
-        """The object that deletes the future when it is garbage collected; kept alive as long as this block."""
+        """The object that deletes the future when it is garbage collected; kept alive as long as
+        this block.
+        """
 
     def load(self) -> Block:
         """Wait for the value and return a copy; the future still belongs to its owner."""
@@ -299,7 +350,8 @@ class CompssBlock(RemoteBlock):
 
 
 def future_blocks(futures: Sequence[object], owner: object = None) -> list[CompssBlock]:
-    """Return futures as blocks. Tasks determine the dtypes and shapes; the values stay where they are.
+    """Return futures as blocks. Tasks determine the dtypes and shapes; the values stay where they
+    are.
 
     ``owner`` is kept alive with each block.
     """

@@ -1,4 +1,6 @@
-"""The COMPSs runtime as this process sees it: which part of an application it runs, where, and how it ends."""
+"""The COMPSs runtime as this process sees it: which part of an application it runs, where, and how
+it ends.
+"""
 
 import ctypes
 import importlib
@@ -15,7 +17,9 @@ from compss_train.engines.nodes import Node
 from compss_train.exceptions import WorkerLostError
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
-"""Environment variable that runcompss sets: the path of a file with the runtime's options, one per line."""
+"""Environment variable that runcompss sets: the path of a file with the runtime's options, one per
+line.
+"""
 
 
 def under_compss() -> bool:
@@ -38,22 +42,27 @@ def in_worker() -> bool:
 
 def _context(question: str) -> bool:
     context = getattr(sys.modules.get("pycompss.util.context"), "CONTEXT", None)
-    return bool(getattr(context, question, bool)())  # False if this version of PyCOMPSs has no such method
+    # False if this version of PyCOMPSs has no such method.
+    return bool(getattr(context, question, bool)())
 
 
 def import_pycompss() -> ModuleType:
-    """Return the module ``pycompss.api.api``; raise ``ImportError`` if PyCOMPSs is not installed."""
+    """Return the module ``pycompss.api.api``; raise ``ImportError`` if PyCOMPSs is not
+    installed.
+    """
     try:
         return importlib.import_module("pycompss.api.api")
     except ImportError as error:
         raise ImportError(
-            "the compss engine needs PyCOMPSs, which is not installed in this Python; start the program with "
-            "runcompss, install pycompss (docs/compss.md says how), or use engine='local'"
+            "the compss engine needs PyCOMPSs, which is not installed in this Python; start the "
+            "program with runcompss, install pycompss (docs/compss.md says how), or use "
+            "engine='local'"
         ) from error
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until COMPSs ends the application, or ``None`` without ``runcompss --wall_clock_limit``.
+    """Return the seconds until COMPSs ends the application, or ``None`` without ``runcompss
+    --wall_clock_limit``.
 
     PyCOMPSs sets an alarm for that time, and COMPSs cancels all tasks.
     """
@@ -63,13 +72,15 @@ def seconds_left() -> float | None:
 
 
 def keep_answer_pipe_open() -> int | None:
-    """Let COMPSs see at once when a task of this worker process ends; return the descriptor of the pipe.
+    """Let COMPSs see at once when a task of this worker process ends; return the descriptor of the
+    pipe.
 
-    PyCOMPSs opens a pipe for each answer and closes it again. COMPSs's Java process, which reads the pipe, then
-    finds its end, and polls again 20 ms later, so that a task waits for 10 ms on average. While the pipe has a
-    writer, Java blocks in the read instead. The system closes the pipe when this process dies, and its forks
-    close it at their start, so that COMPSs still notices. Returns ``None`` where there are no such pipes
-    (another system or version) and has no effect there.
+    PyCOMPSs opens a pipe for each answer and closes it again. COMPSs's Java process, which reads
+    the pipe, then finds its end, and polls again 20 ms later, so that a task waits for 10 ms on
+    average. While the pipe has a writer, Java blocks in the read instead. The system closes the
+    pipe when this process dies, and its forks close it at their start, so that COMPSs still
+    notices. Returns ``None`` where there are no such pipes (another system or version) and has no
+    effect there.
     """
     with suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
@@ -78,7 +89,9 @@ def keep_answer_pipe_open() -> int | None:
             except OSError:  # closed since
                 continue
             if path.endswith(".outbound"):  # commands come here; named from Java's point of view
-                answers = os.open(path.removesuffix(".outbound") + ".inbound", os.O_WRONLY | os.O_NONBLOCK)
+                answers = os.open(
+                    path.removesuffix(".outbound") + ".inbound", os.O_WRONLY | os.O_NONBLOCK
+                )
                 os.register_at_fork(after_in_child=partial(_close, answers))
                 return answers
     return None
@@ -93,11 +106,12 @@ def _close(descriptor: int) -> None:
 def skip_destructors_at_exit() -> None:
     """Make ``exit`` end this process without C++ destructors; further calls do nothing.
 
-    When COMPSs aborts an application, the JVM calls ``exit`` while Python's main thread waits inside the binding
-    and holds the global interpreter lock. A destructor of libtorch would wait for that lock forever. In a normal
-    exit Python has been finalized and the JVM has run its shutdown hooks by then; C's streams are closed here, and
-    the exit code is kept. Exit handlers of C libraries that were loaded before are not run. Without ``on_exit`` in
-    libc (it is a function of glibc) nothing changes.
+    When COMPSs aborts an application, the JVM calls ``exit`` while Python's main thread waits
+    inside the binding and holds the global interpreter lock. A destructor of libtorch would wait
+    for that lock forever. In a normal exit Python has been finalized and the JVM has run its
+    shutdown hooks by then; C's streams are closed here, and the exit code is kept. Exit handlers of
+    C libraries that were loaded before are not run. Without ``on_exit`` in libc (it is a function
+    of glibc) nothing changes.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
@@ -106,11 +120,15 @@ def skip_destructors_at_exit() -> None:
 
 
 def declared_nodes() -> list[Node]:
-    """Return the nodes that runcompss started the runtime with; empty without a readable configuration."""
+    """Return the nodes that runcompss started the runtime with; empty without a readable
+    configuration.
+    """
     try:
         lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
         options = dict(line.strip().removeprefix("-D").partition("=")[::2] for line in lines)
-        return read_nodes(Path(options["compss.project.file"]), Path(options["compss.resources.file"]))
+        return read_nodes(
+            Path(options["compss.project.file"]), Path(options["compss.resources.file"])
+        )
     except (KeyError, *UNREADABLE):
         return []
 
@@ -118,10 +136,12 @@ def declared_nodes() -> list[Node]:
 def lost_task_error() -> WorkerLostError:
     """Return the error for a value that the runtime will never have."""
     return WorkerLostError(
-        "COMPSs lost a task: its worker process died, most often because memory ran out, or because more computing "
-        "units are declared than the node has cores: COMPSs binds each unit to a core, and tasks beyond the cores "
-        "die. Declare fewer units (runcompss/laptop.sh --units, compss-train configure --units), or start "
-        "runcompss with --cpu_affinity=disabled. compss-train doctor compares units with cores, and reports nodes "
-        "without torch or compss_train. With runcompss --log_level=debug the output of tasks is in the files "
-        "job*.err of the application's folder below ~/.COMPSs (runcompss --log_dir)"
+        "COMPSs lost a task: its worker process died, most often because memory ran out, or "
+        "because more computing units are declared than the node has cores: COMPSs binds each "
+        "unit to a core, and tasks beyond the cores die. Declare fewer units "
+        "(runcompss/laptop.sh --units, compss-train configure --units), or start runcompss with "
+        "--cpu_affinity=disabled. compss-train doctor compares units with cores, and reports "
+        "nodes without torch or compss_train. With runcompss --log_level=debug the output of "
+        "tasks is in the files job*.err of the application's folder below ~/.COMPSs (runcompss "
+        "--log_dir)"
     )

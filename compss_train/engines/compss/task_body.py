@@ -1,8 +1,10 @@
-"""Bodies of the COMPSs engine's tasks: load the inputs, bind threads and GPU, run the function, serialize results.
+"""Bodies of the COMPSs engine's tasks: load the inputs, bind threads and GPU, run the function,
+serialize results.
 
-Independent of PyCOMPSs. If an exception left a task, COMPSs would retry the task four times and end the whole
-application, and the user would never see the exception. A task that fails therefore returns a ``Failure`` for each
-of its results, and each task that gets a ``Failure`` as an input also returns it.
+Independent of PyCOMPSs. If an exception left a task, COMPSs would retry the task four times and end
+the whole application, and the user would never see the exception. A task that fails therefore
+returns a ``Failure`` for each of its results, and each task that gets a ``Failure`` as an input
+also returns it.
 """
 
 import os
@@ -31,7 +33,9 @@ class Call:
 
 
 class LostInputError(WorkerLostError):
-    """An input will never be available, since COMPSs lost the task that computes it; the coordinator says why."""
+    """An input will never be available, since COMPSs lost the task that computes it; the
+    coordinator says why.
+    """
 
 
 class _FailedInput(Exception):  # noqa: N818 - only carries a failure to run_task
@@ -52,8 +56,12 @@ def run_task(results: int, cpus: int, call: SerializedValue, inputs: Sequence[An
     return serialized if results > 1 else serialized[0]
 
 
-def run_update(cpus: int, call: SerializedValue, target: SerializedValue, inputs: Sequence[Any]) -> SerializedValue:
-    """Run a call whose first input is the target, assign its result to the target, and return it."""
+def run_update(
+    cpus: int, call: SerializedValue, target: SerializedValue, inputs: Sequence[Any]
+) -> SerializedValue:
+    """Run a call whose first input is the target, assign its result to the target, and return
+    it.
+    """
     result: SerializedValue = run_task(1, cpus, call, [target, *inputs])
     if isinstance(target, SerializedValue):  # False if an earlier update was lost
         target.assign(result)
@@ -64,8 +72,8 @@ def run_update(cpus: int, call: SerializedValue, target: SerializedValue, inputs
 def _prepare_worker() -> None:
     """Prepare this process, once.
 
-    PyCOMPSs collects garbage twice after each task, which would take a quarter of a second for torch's modules
-    alone: ``prepare_process`` leaves them out.
+    PyCOMPSs collects garbage twice after each task, which would take a quarter of a second for
+    torch's modules alone: ``prepare_process`` leaves them out.
     """
     runtime.keep_answer_pipe_open()
     calls.prepare_process()
@@ -74,7 +82,9 @@ def _prepare_worker() -> None:
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
     with bound_resources(cpus, call.gpu):
-        made = calls.results_of(call.function, calls.filled(call.args, values), results, call.settings)
+        made = calls.results_of(
+            call.function, calls.filled(call.args, values), results, call.settings
+        )
     return [SerializedValue.of(item) for item in made]
 
 
@@ -85,8 +95,9 @@ def _load_input(item: Any) -> Any:
     if not isinstance(item, SerializedValue):
         if is_future(item):
             raise ValueError(
-                "a block of this tensor was collected or deleted after its BlockedTensor was made; make it again "
-                "with BlockedTensor.from_dislib, or pass the dislib Tensor itself to each call"
+                "a block of this tensor was collected or deleted after its BlockedTensor was "
+                "made; make it again with BlockedTensor.from_dislib, or pass the dislib Tensor "
+                "itself to each call"
             )
         return as_block(item)
     value = item.load()
@@ -97,16 +108,18 @@ def _load_input(item: Any) -> Any:
 
 @contextmanager
 def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
-    """Use ``cpus`` intra-op threads on the cores that COMPSs has bound, and the bound GPU if ``gpu`` is true.
+    """Use ``cpus`` intra-op threads on the cores that COMPSs has bound, and the bound GPU if
+    ``gpu`` is true.
 
-    COMPSs moves only the main thread. Threads that torch started for an earlier task would stay on that task's
-    cores, which may now belong to another task.
+    COMPSs moves only the main thread. Threads that torch started for an earlier task would stay on
+    that task's cores, which may now belong to another task.
     """
     cores = {int(core) for core in os.environ.get("COMPSS_BINDED_CPUS", "").split(",") if core}
     for thread in os.listdir("/proc/self/task") if cores and cpus > 1 else ():
         with suppress(OSError):  # the thread has just ended
             os.sched_setaffinity(int(thread), cores)
     if gpu and (devices := os.environ.get("COMPSS_BINDED_GPUS")) is not None:
-        calls.select_gpu(devices, "COMPSs")  # else it binds nothing, and the user's CUDA_VISIBLE_DEVICES applies
+        # Else it binds nothing, and the user's CUDA_VISIBLE_DEVICES applies.
+        calls.select_gpu(devices, "COMPSs")
     with calls.intra_op_threads(cpus):
         yield

@@ -1,9 +1,11 @@
-"""The tasks of PyCOMPSs. All have the same body; their names distinguish the nodes of the task graph.
+"""The tasks of PyCOMPSs. All have the same body; their names distinguish the nodes of the task
+graph.
 
-PyCOMPSs finds a task on the worker by module and name. Its decorators check for the runtime when they are applied,
-so this module is imported after the runtime has started. The inputs of a task are a collection, whose elements
-COMPSs tracks, moves and locates one by one. A task that COMPSs loses is ignored instead of retried, because a
-fourth failed attempt would end the whole application without any message to the user; its results are ``None``.
+PyCOMPSs finds a task on the worker by module and name. Its decorators check for the runtime when
+they are applied, so this module is imported after the runtime has started. The inputs of a task are
+a collection, whose elements COMPSs tracks, moves and locates one by one. A task that COMPSs loses
+is ignored instead of retried, because a fourth failed attempt would end the whole application
+without any message to the user; its results are ``None``.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def _decorated(name: str, body: Task, gpu: bool, **options: Any) -> Task:
     body.__name__ = body.__qualname__ = name
     directed = task(call=IN_DELETE, inputs=COLLECTION_IN, returns=1, **options)(body)
     resources = _ONE_GPU if gpu else {}
-    constrained: Task = constraint(computing_units="cpus", **resources)(on_failure(management="IGNORE")(directed))
+    constrained: Task = constraint(computing_units="cpus", **resources)(
+        on_failure(management="IGNORE")(directed)
+    )
     return constrained
 
 
@@ -40,7 +44,9 @@ def _task(name: str, *, gpu: bool = False, priority: bool = False) -> Task:
     return _decorated(name, body, gpu, priority=priority)
 
 
-def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: list[Any]) -> SerializedValue:
+def _commute(
+    cpus: int, call: SerializedValue, target: SerializedValue, inputs: list[Any]
+) -> SerializedValue:
     return run_update(cpus, call, target, inputs)
 
 

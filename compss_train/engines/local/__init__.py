@@ -23,16 +23,18 @@ from compss_train.engines.nodes import Resources, cores
 class LocalEngine(GraphEngine):
     """Run tasks on ``processes`` worker processes with ``threads`` intra-op threads each.
 
-    Values are files in shared memory that workers map, so that a block exists once however many tasks read it. A
-    process that dies is replaced and its task runs again, up to 4 times in all; other tasks continue. Processes do
-    not import the main script: models from notebooks and from ``__main__`` work without a main guard. They have
-    imported the modules in ``preload``, which must not use a GPU when they are imported, before their first task.
+    Values are files in shared memory that workers map, so that a block exists once however many
+    tasks read it. A process that dies is replaced and its task runs again, up to 4 times in all;
+    other tasks continue. Processes do not import the main script: models from notebooks and from
+    ``__main__`` work without a main guard. They have imported the modules in ``preload``, which
+    must not use a GPU when they are imported, before their first task.
 
-    On Linux, processes are forks of a fork server that has imported torch: a process starts in 30 ms and adds a few
-    MB. Elsewhere each imports torch itself, which takes seconds and 200 MB.
+    On Linux, processes are forks of a fork server that has imported torch: a process starts in 30
+    ms and adds a few MB. Elsewhere each imports torch itself, which takes seconds and 200 MB.
 
-    Several threads may use it, for a fit each: docs/watching.md. At the end of the program the engine waits for
-    running tasks; ``shutdown(kill=True)`` does not. Each process takes 2 file descriptors of the coordinator.
+    Several threads may use it, for a fit each: docs/watching.md. At the end of the program the
+    engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process takes 2 file
+    descriptors of the coordinator.
 
     Raises ``ValueError`` for fewer than one process or thread.
     """
@@ -78,43 +80,55 @@ class LocalEngine(GraphEngine):
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
 
     def resize(self, processes: int) -> None:
-        """Run tasks on this number of processes from now on; callbacks may call it. The bits stay the same.
+        """Run tasks on this number of processes from now on; callbacks may call it. The bits stay
+        the same.
 
-        New processes take tasks as soon as they have started. Surplus processes end after their current tasks, the
-        slowest idle ones first. Raises ``ValueError`` for fewer than one process, for fewer CPUs than a task has
-        asked for, and if tasks that have to run at the same time, as those of an online fit, need more.
+        New processes take tasks as soon as they have started. Surplus processes end after their
+        current tasks, the slowest idle ones first. Raises ``ValueError`` for fewer than one
+        process, for fewer CPUs than a task has asked for, and if tasks that have to run at the same
+        time, as those of an online fit, need more.
         """
         self._check_open()
         with self._lock:
             added = check_count("processes", processes) - self.processes
             cpus = self.cpus + added * self.threads
             if cpus < self._widest:
-                raise ValueError(f"processes={processes} have {cpus} CPUs, and a task needs {self._widest}")
+                raise ValueError(
+                    f"processes={processes} have {cpus} CPUs, and a task needs {self._widest}"
+                )
             reserved = [task.cpus for task in self._reserved(self._scopes)]
             if processes < len(reserved) or cpus < sum(reserved):
                 raise ValueError(
-                    f"processes={processes} have {cpus} CPUs; {len(reserved)} tasks, as those of an online fit, "
-                    f"run at the same time and need {sum(reserved)}; give more until it has ended"
+                    f"processes={processes} have {cpus} CPUs; {len(reserved)} tasks, as those of "
+                    f"an online fit, run at the same time and need {sum(reserved)}; give more "
+                    "until it has ended"
                 )
             if added > 0:
                 self._grow(added, cpus - self.cpus)
             elif added < 0:
                 self._post(self._scheduler.remove_workers, -added, self.cpus - cpus)
-                self.processes, self.cpus = processes, cpus
+                self.processes = processes
+                self.cpus = cpus
 
     @property
     def pids(self) -> list[int]:
-        """Process IDs of the worker processes, in the order of their start; waits until they have started."""
+        """Process IDs of the worker processes, in the order of their start; waits until they have
+        started.
+        """
         return [process.ready.result() for process in list(self._processes)]
 
     @property
     def folders(self) -> list[str]:
-        """The folders, most of them in memory, with the files of its values and of its processes' heartbeats."""
+        """The folders, most of them in memory, with the files of its values and of its processes'
+        heartbeats.
+        """
         return self._folders.paths
 
     def trained_samples(self) -> int:
         """Return what the processes have reported."""
-        return self._scheduler.samples + sum(process.heartbeat.samples for process in list(self._processes))
+        return self._scheduler.samples + sum(
+            process.heartbeat.samples for process in list(self._processes)
+        )
 
     def _store(self, value: object) -> store.StoredValue:
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
@@ -125,7 +139,9 @@ class LocalEngine(GraphEngine):
         if resources.cpus > self._widest:
             with self._lock:
                 if resources.cpus > self.cpus:
-                    raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
+                    raise ValueError(
+                        f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}"
+                    )
                 self._widest = max(self._widest, resources.cpus)
 
     def _grow(self, processes: int, cpus: int) -> None:
@@ -141,7 +157,11 @@ class LocalEngine(GraphEngine):
 
 
 def _shut_down(
-    scheduler: Scheduler, processes: list[WorkerProcess], starter: Starter, folders: store.StoreFolders, owner: int
+    scheduler: Scheduler,
+    processes: list[WorkerProcess],
+    starter: Starter,
+    folders: store.StoreFolders,
+    owner: int,
 ) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
@@ -166,21 +186,29 @@ _TASKS = ("compss_train.worker",)
 def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool, *args: Any) -> Any:
     """Return ``function(*args)`` as a child process computes it, with as many threads as this one.
 
-    For tasks of an engine that neither replaces nor watches processes. A child that dies, or that reports nothing
-    for ``timeout`` seconds if given, is replaced by another one, which runs the function again. A child without a
-    ``gpu`` is kept for the next task; a child with a GPU sees the devices that it was started with.
+    For tasks of an engine that neither replaces nor watches processes. A child that dies, or that
+    reports nothing for ``timeout`` seconds if given, is replaced by another one, which runs the
+    function again. A child without a ``gpu`` is kept for the next task; a child with a GPU sees the
+    devices that it was started with.
     """
     threads = torch.get_num_threads()
-    with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(kept_child(threads)) as engine:
+    with (
+        LocalEngine(1, threads, _TASKS)
+        if gpu
+        else contextlib.nullcontext(kept_child(threads)) as engine
+    ):
         published = [engine.publish(argument) for argument in args]
         with engine.scope(watched=timeout is not None, timeout=timeout):
-            return engine.fetch([engine.submit(function, *published, resources=Resources(cpus=threads))])[0]
+            return engine.fetch(
+                [engine.submit(function, *published, resources=Resources(cpus=threads))]
+            )[0]
 
 
 @lru_cache(maxsize=1)
 def kept_child(threads: int) -> LocalEngine:
     """Return the engine of the child that ``run_in_child`` keeps."""
     engine = LocalEngine(1, threads, _TASKS)
-    # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
+    # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of
+    # their own.
     Finalize(None, engine.end, exitpriority=0)
     return engine

@@ -1,4 +1,6 @@
-"""The local engine's scheduler: a thread that starts ready tasks on idle worker processes, and watches them."""
+"""The local engine's scheduler: a thread that starts ready tasks on idle worker processes, and
+watches them.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -8,7 +10,12 @@ from compss_train.engines import calls
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.local.starter import LostProcessError
 from compss_train.engines.local.store import discard_all
-from compss_train.engines.local.worker_process import Answer, BrokenGpuError, SentTask, WorkerProcess
+from compss_train.engines.local.worker_process import (
+    Answer,
+    BrokenGpuError,
+    SentTask,
+    WorkerProcess,
+)
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import Watch, say
 from compss_train.exceptions import TaskCancelledError, WorkerLostError
@@ -17,8 +24,8 @@ from compss_train.exceptions import TaskCancelledError, WorkerLostError
 class Scheduler(GraphThread):
     """Runs tasks on worker processes; it has none at first.
 
-    ``graph`` holds the tasks and their values; its methods are for the scheduler's thread. Processes that are
-    removed leave the list ``processes``.
+    ``graph`` holds the tasks and their values; its methods are for the scheduler's thread.
+    Processes that are removed leave the list ``processes``.
     """
 
     def __init__(self, folders: Sequence[str], processes: list[WorkerProcess]) -> None:
@@ -26,7 +33,8 @@ class Scheduler(GraphThread):
         self.samples = 0
         """What processes that have been removed had trained."""
         self._watch = Watch()
-        self._folders, self._processes = folders, processes
+        self._folders = folders
+        self._processes = processes
         self._free_cpus = 0
         self._idle: list[WorkerProcess] = []
         self._surplus = 0
@@ -41,7 +49,9 @@ class Scheduler(GraphThread):
             self._use_when_ready(process)
 
     def remove_workers(self, count: int, cpus: int) -> None:
-        """Run fewer tasks at a time, from the scheduler's thread; processes end after their present tasks."""
+        """Run fewer tasks at a time, from the scheduler's thread; processes end after their present
+        tasks.
+        """
         self._free_cpus -= cpus
         self._surplus += count
         self._end_surplus()
@@ -59,8 +69,8 @@ class Scheduler(GraphThread):
 
     def _start_ready(self) -> None:
         while self._idle and (task := self.graph.next_ready(self._free_cpus)):
-            # The process that was the fastest in its last task gets the longest one: processes slowed by other
-            # programs or by heat then delay fewer samples of a round.
+            # The process that was the fastest in its last task gets the longest one: processes
+            # slowed by other programs or by heat then delay fewer samples of a round.
             fastest = max(reversed(self._idle), key=attrgetter("speed"))
             self._idle.remove(fastest)
             self._start(task, fastest)
@@ -77,8 +87,11 @@ class Scheduler(GraphThread):
             self._processes.remove(slowest)
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
-        cpus, settings = task.resources.cpus, task.scope.settings
-        sent = SentTask(task.function, task.stored_args(), _file_names(task), self._folders, cpus, settings)
+        cpus = task.resources.cpus
+        settings = task.scope.settings
+        sent = SentTask(
+            task.function, task.stored_args(), _file_names(task), self._folders, cpus, settings
+        )
         future = process.submit(sent)
         self._free_cpus -= cpus
         self._running[task] = process, future
@@ -122,7 +135,8 @@ class Scheduler(GraphThread):
         task.deaths += 1
         name = calls.name_of(task.function)
         reason = error.args[0]
-        last = task.deaths == calls.MAX_RUNS or "device-side assert" in reason  # which comes each time
+        # Which comes each time.
+        last = task.deaths == calls.MAX_RUNS or "device-side assert" in reason
         if last and isinstance(error, BrokenGpuError):
             self.graph.fail(task, error.args[1].exception())
             return
@@ -134,13 +148,15 @@ class Scheduler(GraphThread):
             self.graph.requeue(task)
             return
         lost = (
-            f"task {name!r} was running {calls.MAX_RUNS} times, and the last time its process was ended because it "
-            "reported no batch for worker_timeout seconds; give more of them than the slowest batch takes, or find "
-            "out where it hangs: warnings show the stack of a task that is left alone"
+            f"task {name!r} was running {calls.MAX_RUNS} times, and the last time its process "
+            "was ended because it reported no batch for worker_timeout seconds; give more of "
+            "them than the slowest batch takes, or find out where it hangs: warnings show the "
+            "stack of a task that is left alone"
             if task.timed_out
-            else f"task {name!r} was running {calls.MAX_RUNS} times when a process died, the last time with "
-            f"{reason or 'an unknown exit code'}. If the system killed it (SIGKILL), memory most likely ran out: "
-            "use smaller blocks or batches, or fewer workers."
+            else f"task {name!r} was running {calls.MAX_RUNS} times when a process died, the "
+            f"last time with {reason or 'an unknown exit code'}. If the system killed it "
+            "(SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer "
+            "workers."
         )
         self.graph.fail(task, WorkerLostError(lost))
 

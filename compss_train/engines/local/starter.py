@@ -1,4 +1,6 @@
-"""Starting worker processes: as forks of a process that has imported torch, or anew where forks are not safe."""
+"""Starting worker processes: as forks of a process that has imported torch, or anew where forks are
+not safe.
+"""
 
 import multiprocessing
 import os
@@ -27,7 +29,12 @@ CHECK_SECONDS = 0.5
 _END_SECONDS = 1.0
 """How long a fork server may take to end, and to end its processes, before it is killed."""
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 
 Serve: TypeAlias = Callable[[Connection, str], None]
 """What a worker process does: serve a connection, and report to the heartbeat with this path."""
@@ -38,11 +45,13 @@ class LostProcessError(Exception):
 
 
 class Starter:
-    """Starts worker processes of ``threads`` intra-op threads that have imported the modules in ``preload``.
+    """Starts worker processes of ``threads`` intra-op threads that have imported the modules in
+    ``preload``.
 
-    Importing torch takes seconds. On Linux a fork server does so once, and a process starts as its fork in 30 ms,
-    and shares its memory. CUDA does not survive a fork, and the server never uses it: only its forks do. Nor do the
-    system libraries of macOS survive one: outside Linux, each process imports anew.
+    Importing torch takes seconds. On Linux a fork server does so once, and a process starts as its
+    fork in 30 ms, and shares its memory. CUDA does not survive a fork, and the server never uses
+    it: only its forks do. Nor do the system libraries of macOS survive one: outside Linux, each
+    process imports anew.
     """
 
     def __init__(self, serve: Serve, threads: int, preload: Sequence[str]) -> None:
@@ -53,14 +62,17 @@ class Starter:
         self._lock = threading.RLock()  # garbage collection may stop an engine anywhere
         self._stopped = False
         self._server: socket.socket | None = None
-        """To the fork server: the heartbeat's path and the connection of a new process, or a signal for one."""
+        """To the fork server: the heartbeat's path and the connection of a new process, or a signal
+        for one.
+        """
         self._processes: dict[int, LokyProcess] = {}
         """By their ids: the fork server, or all processes that were started anew."""
 
     def start(self, heartbeat: str) -> Connection:
         """Start a process, without waiting for its imports; return the connection to it.
 
-        When a forked process has ended, the server sends a ``LostProcessError`` over the connection.
+        When a forked process has ended, the server sends a ``LostProcessError`` over the
+        connection.
         """
         ours, theirs = multiprocessing.Pipe()
         with self._lock, theirs:
@@ -88,7 +100,8 @@ class Starter:
         here = multiprocessing.current_process()
         is_daemon = here.daemon
         with interrupts_deferred():
-            here.daemon = False  # daemons, such as those of a pool, may have no children; ours end with them
+            # Daemons, such as those of a pool, may have no children; ours end with them.
+            here.daemon = False
             try:
                 process.start()
             finally:
@@ -137,14 +150,17 @@ def _described(code: int | None) -> str:
     return f"{signal.Signals(-code).name}({code})" if known else f"exit code {code}"
 
 
-def _import_and_serve(parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str) -> None:
+def _import_and_serve(
+    parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str
+) -> None:
     _prepare(preload)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     serve(connection, path)
 
 
 def _prepare(preload: Sequence[str]) -> None:
-    # Ignored even if the main program handles Ctrl-C and continues: only the main program ends its workers.
+    # Ignored even if the main program handles Ctrl-C and continues: only the main program ends its
+    # workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.current_process().daemon = False  # tasks may start processes
     calls.prepare_process(preload)
@@ -156,7 +172,9 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _fork_on_request(parent: int, preload: Sequence[str], serve: Serve, requests: socket.socket) -> None:
+def _fork_on_request(
+    parent: int, preload: Sequence[str], serve: Serve, requests: socket.socket
+) -> None:
     """Be the fork server of ``parent``, and end with it."""
     _prepare(preload)
     # Python 3.12 warns of threads: those of BLAS, which ends them before a fork.
@@ -235,11 +253,12 @@ def _tell_ends(children: dict[int, Connection]) -> None:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` only after the block; processes that are started in it ignore Ctrl-C.
+    """Raise ``KeyboardInterrupt`` only after the block; processes that are started in it ignore
+    Ctrl-C.
 
-    Blocking the signal is not enough: another thread of the program receives it, and Python raises in the main
-    thread all the same. In the middle of a start, that would leak a process; in a finalizer, such as a file lock's,
-    Python only prints the exception and continues.
+    Blocking the signal is not enough: another thread of the program receives it, and Python raises
+    in the main thread all the same. In the middle of a start, that would leak a process; in a
+    finalizer, such as a file lock's, Python only prints the exception and continues.
     """
     deferred = False
 
@@ -247,12 +266,14 @@ def interrupts_deferred() -> Iterator[None]:
         nonlocal deferred
         deferred = True
 
-    # Only the main thread handles signals. A handler not installed from Python is None, and could not be restored.
+    # Only the main thread handles signals. A handler not installed from Python is None, and could
+    # not be restored.
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if in_main else None
     if handler is not None:
         signal.signal(signal.SIGINT, defer)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes have the mask of this thread
+    # New processes have the mask of this thread.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:

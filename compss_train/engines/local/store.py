@@ -1,4 +1,6 @@
-"""The local engine's store: a file in shared memory for each large value, written once and mapped by readers."""
+"""The local engine's store: a file in shared memory for each large value, written once and mapped
+by readers.
+"""
 
 import os
 import sys
@@ -72,7 +74,10 @@ def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> 
                 raise
             if folder == folders[-1]:
                 size = f"{sum(chunk.nbytes for chunk in chunks):,} bytes"
-                error.add_note(f"{size} had to be written to one of {', '.join(folders)}; make room for them there")
+                error.add_note(
+                    f"{size} had to be written to one of {', '.join(folders)}; make "
+                    "room for them there"
+                )
                 raise
     raise ValueError("values need a folder for their files")
 
@@ -90,10 +95,12 @@ def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:
 
 
 class StoreFolders:
-    """The folders that values are written to: shared memory first, the temporary folder if that is full.
+    """The folders that values are written to: shared memory first, the temporary folder if that is
+    full.
 
-    Loky's resource tracker, a separate process, removes them if this process is killed. If the tracker is killed as
-    well, the next program removes them: the system releases the lock on a folder with the process that held it.
+    Loky's resource tracker, a separate process, removes them if this process is killed. If the
+    tracker is killed as well, the next program removes them: the system releases the lock on a
+    folder with the process that held it.
     """
 
     def __init__(self) -> None:
@@ -101,7 +108,8 @@ class StoreFolders:
 
     def create(self) -> None:
         """Create the folders; ``remove`` may be called even if this was interrupted."""
-        sys.warnoptions.append(_QUIET)  # those of the tracker, which removes folders as it should if this is killed
+        # Those of the tracker, which removes folders as it should if this is killed.
+        sys.warnoptions.append(_QUIET)
         try:
             resource_tracker.ensure_running()
         finally:

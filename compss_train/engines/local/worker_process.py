@@ -1,4 +1,6 @@
-"""The local engine's worker processes: a thread for each in the coordinator, and what runs in the process."""
+"""The local engine's worker processes: a thread for each in the coordinator, and what runs in the
+process.
+"""
 
 import io
 import os
@@ -30,7 +32,9 @@ from compss_train.model.program_settings import ProgramSettings
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A task as it is sent to a worker process, which loads the stored values among the arguments."""
+    """A task as it is sent to a worker process, which loads the stored values among the
+    arguments.
+    """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -43,7 +47,9 @@ class SentTask:
 
 
 class BrokenGpuError(LostProcessError):
-    """An error of CUDA, after which a process cannot use its GPU again: its text, and a ``Failure``."""
+    """An error of CUDA, after which a process cannot use its GPU again: its text, and a
+    ``Failure``.
+    """
 
 
 Answer: TypeAlias = list[StoredValue] | calls.Failure
@@ -51,13 +57,19 @@ Answer: TypeAlias = list[StoredValue] | calls.Failure
 
 
 def serve(connection: Connection, heartbeat_path: str) -> None:
-    """Send the id of this process, and run the tasks that the coordinator sends until it closes the connection."""
+    """Send the id of this process, and run the tasks that the coordinator sends until it closes the
+    connection.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # lines reach a file or pipe before the process is killed
+        # Lines reach a file or pipe before the process is killed.
+        sys.stdout.reconfigure(line_buffering=True)
     if not os.path.isdir(os.path.dirname(heartbeat_path)):  # the engine has ended
         return
     write_stacks(heartbeat_path)
-    with liveness.reporting_to(liveness.Heartbeat(heartbeat_path).report), suppress(EOFError, OSError):
+    with (
+        liveness.reporting_to(liveness.Heartbeat(heartbeat_path).report),
+        suppress(EOFError, OSError),
+    ):
         connection.send(os.getpid())
         while True:
             connection.send(run(connection.recv_bytes()))
@@ -72,7 +84,8 @@ def run(pickled: bytes) -> Answer | BrokenGpuError:
     folders: Sequence[str] = ()
     try:
         task: SentTask = pickle.loads(pickled)
-        outputs, folders = task.outputs, task.folders
+        outputs = task.outputs
+        folders = task.folders
         liveness.describe(f"task {calls.name_of(task.function)!r}")
         args = calls.map_args(task.args, loaded)
         with calls.intra_op_threads(task.cpus):
@@ -80,8 +93,13 @@ def run(pickled: bytes) -> Answer | BrokenGpuError:
         return [store(item, name, folders) for item, name in zip(results, outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(outputs, folders)
-        if isinstance(error, RuntimeError) and (found := re.search("(CUDA|HIP) error: .*", str(error))):
-            error.add_note("num_gpu=0 shows whether the network or its data are at fault; else look at the GPU.")
+        if isinstance(error, RuntimeError) and (
+            found := re.search("(CUDA|HIP) error: .*", str(error))
+        ):
+            error.add_note(
+                "num_gpu=0 shows whether the network or its data are at fault; else "
+                "look at the GPU."
+            )
             return BrokenGpuError(found[0], calls.Failure.of(error))
         return calls.Failure.of(error)
 
@@ -95,7 +113,9 @@ class WorkerProcess(WatchedProcess):
     def __init__(self, starter: Starter, folders: Sequence[str]) -> None:
         self._starter = starter
         space = [memoryview(bytes(liveness.SIZE))]  # found now, or never missing later
-        self.heartbeat = liveness.Heartbeat(written(space, f"{secrets.token_hex(4)}-heartbeat", folders))
+        self.heartbeat = liveness.Heartbeat(
+            written(space, f"{secrets.token_hex(4)}-heartbeat", folders)
+        )
         """What its tasks report."""
         self.speed = 0.0
         """Samples a second of its last task that trained; 0 before the first."""
@@ -122,7 +142,9 @@ class WorkerProcess(WatchedProcess):
         except RuntimeError as error:
             if not self._thread_id:  # there is no room for another thread
                 raise
-            raise EngineClosedError("the program ends, and its threads take no more work") from error
+            raise EngineClosedError(
+                "the program ends, and its threads take no more work"
+            ) from error
 
     def restart(self) -> None:
         """Replace a process that died, or must not be used again."""
@@ -174,13 +196,16 @@ class WorkerProcess(WatchedProcess):
     def stop(self) -> None:
         """Kill the process without waiting: it holds nothing that is needed again."""
         self.kill()
-        # If the process has not started, it ends when it finds the connection closed. The thread ends as well, even
-        # if processes that a task has started keep the other end open.
+        # If the process has not started, it ends when it finds the connection closed. The thread
+        # ends as well, even if processes that a task has started keep the other end open.
         self._disconnect()
         self._thread.shutdown(wait=False)
 
     def _disconnect(self) -> None:
-        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as connection:
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(self._connection.fileno())) as connection,
+        ):
             connection.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:

@@ -1,4 +1,6 @@
-"""The Ray engine: tasks on the nodes of a cluster, values in its object store. Only this package imports ray."""
+"""The Ray engine: tasks on the nodes of a cluster, values in its object store. Only this package
+imports ray.
+"""
 
 import importlib
 import os
@@ -23,18 +25,21 @@ _END_SECONDS = 5.0
 
 
 class RayEngine(GraphEngine):
-    """Run tasks on the nodes of the Ray cluster at ``RAY_ADDRESS``, by default of a new one on this machine.
+    """Run tasks on the nodes of the Ray cluster at ``RAY_ADDRESS``, by default of a new one on this
+    machine.
 
-    A program that has called ``ray.init`` uses that cluster, and is left in it. ``modules`` are modules, or paths
-    of modules and packages, that nodes without a shared file system need; what is in the main script or in a
-    notebook is sent in any case. Tasks must not write to large arrays and tensors that they are given: the
-    processes of a node share their memory.
+    A program that has called ``ray.init`` uses that cluster, and is left in it. ``modules`` are
+    modules, or paths of modules and packages, that nodes without a shared file system need; what is
+    in the main script or in a notebook is sent in any case. Tasks must not write to large arrays
+    and tensors that they are given: the processes of a node share their memory.
 
-    Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a lost node are
-    made again. Nodes may join and leave at any time. Several threads may use the engine, for a fit each.
+    Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a
+    lost node are made again. Nodes may join and leave at any time. Several threads may use the
+    engine, for a fit each.
 
-    Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the address, or if it
-    refuses the token of this program, and ``ValueError`` for an address of Ray Client (``ray://``).
+    Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the
+    address, or if it refuses the token of this program, and ``ValueError`` for an address of Ray
+    Client (``ray://``).
     """
 
     name: ClassVar[str] = "ray"
@@ -70,21 +75,29 @@ class RayEngine(GraphEngine):
         """Return how many tasks of ``threads`` threads fit on the nodes."""
         nodes = cls.nodes()
         alone = len(nodes) == 1 and nodes[0].name == "localhost"
-        return super().default_workers(threads) if alone else max(1, sum(node.cpus // threads for node in nodes))
+        return (
+            super().default_workers(threads)
+            if alone
+            else max(1, sum(node.cpus // threads for node in nodes))
+        )
 
     def _store(self, value: object) -> Stored:
         """Put the value into the object store of the coordinator's node."""
         return self._put(SerializedValue.of(value))
 
     def _check_size(self, resources: Resources) -> None:
-        """Raise ``ValueError`` if a task is larger than every node; let the first one wait for room."""
+        """Raise ``ValueError`` if a task is larger than every node; let the first one wait for
+        room.
+        """
         check_size(resources, [*self._scheduler.nodes.values()])
         self._scheduler.await_room(resources.cpus)
 
     def keep(self, refs: Sequence[Ref]) -> None:
         """Fetch the values and put them again, unless that was done a moment ago."""
         self._check_open()
-        self._post(self._scheduler.keep, [own.value for own in map(self._own, refs) if own.updates is None])
+        self._post(
+            self._scheduler.keep, [own.value for own in map(self._own, refs) if own.updates is None]
+        )
 
     def slots(self, resources: Resources) -> int:
         """Return how many such tasks fit on the nodes that are there now."""
@@ -92,11 +105,17 @@ class RayEngine(GraphEngine):
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together; wait for room."""
-        check_room(tasks, [*self._scheduler.nodes.values()], "let more nodes join (ray start --address=...)")
+        check_room(
+            tasks,
+            [*self._scheduler.nodes.values()],
+            ("let more nodes join (ray start --address=...)"),
+        )
         self._scheduler.await_room(sum(task.cpus for task in tasks))
 
     def trained_samples(self) -> int | None:
-        """Return what the processes of all nodes have reported; ``None`` if a node does not answer."""
+        """Return what the processes of all nodes have reported; ``None`` if a node does not
+        answer.
+        """
         with suppress(cluster.import_ray().exceptions.RayError):
             return int(sum(self._scheduler.ask_agents("samples", _END_SECONDS)))
         return None
@@ -104,7 +123,8 @@ class RayEngine(GraphEngine):
     @staticmethod
     def _shut_down(submitter: "Submitter", owner: int) -> None:
         """End the cluster if this class has started it, or leave it, with the last engine."""
-        if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
+        # A forked child of the program does not own its copy of the engine.
+        if os.getpid() != owner:
             return
         ray = cluster.import_ray()
         submitter.stop()

@@ -1,4 +1,6 @@
-"""What runs on Ray's nodes: the body of tasks, and an agent a node, which merges and watches its processes."""
+"""What runs on Ray's nodes: the body of tasks, and an agent a node, which merges and watches its
+processes.
+"""
 
 import os
 import pickle
@@ -23,10 +25,19 @@ from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.watch import STACK_SUFFIX, Watch, WatchedProcess, Watching, say, write_stacks
+from compss_train.engines.watch import (
+    STACK_SUFFIX,
+    Watch,
+    WatchedProcess,
+    Watching,
+    say,
+    write_stacks,
+)
 
 COPIED_BYTES = 100_000
-"""Ray sends values up to about this size in messages; the arrays in them are copied, and may be changed."""
+"""Ray sends values up to about this size in messages; the arrays in them are copied, and may be
+changed.
+"""
 
 LOOK_SECONDS = 1.0
 """Seconds between looks for processes that have started or died, where no task is watched."""
@@ -38,7 +49,9 @@ _NEW = ".new"
 
 
 def load(value: SerializedValue) -> Any:
-    """Return a value; large arrays are read-only views of the memory that the node's processes share."""
+    """Return a value; large arrays are read-only views of the memory that the node's processes
+    share.
+    """
     small = value.nbytes <= COPIED_BYTES
     buffers = [
         bytearray(buffer) if small else np.frombuffer(buffer, np.uint8).view(MappedMemory)
@@ -48,12 +61,17 @@ def load(value: SerializedValue) -> Any:
 
 
 def run_task(
-    call: SerializedValue, cpus: int, watched: tuple[int, float], results: int, *inputs: SerializedValue
+    call: SerializedValue,
+    cpus: int,
+    watched: tuple[int, float],
+    results: int,
+    *inputs: SerializedValue,
 ) -> list[Any]:
-    """Run a task; return its serialized results and the id of its node, or ``None`` for each and a ``Failure``.
+    """Run a task; return its serialized results and the id of its node, or ``None`` for each and a
+    ``Failure``.
 
-    ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since Ray would wrap
-    an exception, and runs a task again only if its process dies.
+    ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since
+    Ray would wrap an exception, and runs a task again only if its process dies.
     """
     try:
         function, args, settings = call.load()
@@ -93,16 +111,21 @@ def _heartbeat() -> liveness.Heartbeat:
 def _folder() -> Path:
     """Return the folder where the processes of a program report on this node.
 
-    Raises ``ValueError`` if others could write to it: the agent sends signals to the processes that report there.
+    Raises ``ValueError`` if others could write to it: the agent sends signals to the processes that
+    report there.
     """
     context = ray.get_runtime_context()
-    folder = Path(tempfile.gettempdir(), f"compss_train-{context.get_node_id()}-{context.get_job_id()}")
+    folder = Path(
+        tempfile.gettempdir(), f"compss_train-{context.get_node_id()}-{context.get_job_id()}"
+    )
     folder.mkdir(mode=0o700, exist_ok=True)
     return check_private(folder)
 
 
 class _Process(WatchedProcess):
-    """A process of Ray's that runs tasks, as its agent sees it: the watch's process and its task in one."""
+    """A process of Ray's that runs tasks, as its agent sees it: the watch's process and its task in
+    one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,14 +134,17 @@ class _Process(WatchedProcess):
         self.timed_out = False
         self.watching: Watching | None = None
         pid, _, created = path.name.partition("-")
-        self.pid, self._created = int(pid), float(created)
+        self.pid = int(pid)
+        self._created = float(created)
         self.ready.set_result(self.pid)
 
     def alive(self) -> bool:
         """Whether the process runs, and is the same one: another may have got its number."""
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            return bool(process.create_time() == self._created and process.status() != psutil.STATUS_ZOMBIE)
+            return bool(
+                process.create_time() == self._created and process.status() != psutil.STATUS_ZOMBIE
+            )
         return False
 
     def _send(self, number: signal.Signals) -> None:
@@ -127,10 +153,12 @@ class _Process(WatchedProcess):
 
 
 class Agent:
-    """Runs the short tasks of a node that others wait for, and watches the processes of its long ones.
+    """Runs the short tasks of a node that others wait for, and watches the processes of its long
+    ones.
 
-    It keeps nothing that a new agent would lack, apart from the samples of processes that have died. Ray may start
-    it on another node than ``node``, for which it was made: then it watches nothing, as that node has its own.
+    It keeps nothing that a new agent would lack, apart from the samples of processes that have
+    died. Ray may start it on another node than ``node``, for which it was made: then it watches
+    nothing, as that node has its own.
     """
 
     def __init__(self, node: str) -> None:
@@ -155,12 +183,16 @@ class Agent:
     def samples(self) -> int:
         """Return how many samples the node's processes have trained."""
         with self._lock:
-            return self._samples + sum(process.heartbeat.samples for process in self._processes.values())
+            return self._samples + sum(
+                process.heartbeat.samples for process in self._processes.values()
+            )
 
     def close(self) -> None:
         """Watch no more, and remove the files of the reports."""
         with self._lock:
-            was_open, self._open = self._open, False  # even if the folder is another user's, which raises
+            # even if the folder is another user's, which raises
+            was_open = self._open
+            self._open = False
             if was_open:
                 shutil.rmtree(_folder(), ignore_errors=True)
 
@@ -193,8 +225,14 @@ class Agent:
                 self._watch.started(process, process)
             if not alive:
                 if process.heartbeat.doing and not process.timed_out:
-                    lost = f"process {process.pid} on {socket.gethostname()} died during {process.heartbeat.doing}"
-                    say(f"{lost}, which runs again unless its fit has ended, at most {calls.MAX_RUNS} times in all")
+                    lost = (
+                        f"process {process.pid} on {socket.gethostname()} died during "
+                        f"{process.heartbeat.doing}"
+                    )
+                    say(
+                        f"{lost}, which runs again unless its fit has ended, at most "
+                        f"{calls.MAX_RUNS} times in all"
+                    )
                 self._samples += process.heartbeat.samples
                 del self._processes[name]
                 process.path.unlink(missing_ok=True)
@@ -206,5 +244,7 @@ class Agent:
         if not fit:
             return None
         if fit not in self._fits:
-            self._fits = dict([*self._fits.items()][1 - FITS :]) | {fit: Watching(timeout=timeout or None)}
+            self._fits = dict([*self._fits.items()][1 - FITS :]) | {
+                fit: Watching(timeout=timeout or None)
+            }
         return self._fits[fit]

@@ -1,4 +1,6 @@
-"""The Ray cluster of this program: one that it joins, starts on this machine, or has joined before."""
+"""The Ray cluster of this program: one that it joins, starts on this machine, or has joined
+before.
+"""
 
 import os
 import secrets
@@ -15,22 +17,31 @@ from compss_train._utils.private_names import forget_last_cluster
 from compss_train.engines.nodes import Node, cores
 
 ADDRESS = "RAY_ADDRESS"
-"""Environment variable with a cluster's address, as host:port, or ``auto`` for one that runs on this machine."""
+"""Environment variable with a cluster's address, as host:port, or ``auto`` for one that runs on
+this machine.
+"""
 
-TOKEN, TOKEN_PATH, TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
-"""Where Ray looks for a cluster's token, in this order: variables with it, or with the path of a file; a file."""
+TOKEN = "RAY_AUTH_TOKEN"
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+TOKEN_FILE = "~/.ray/auth_token"
+"""Where Ray looks for a cluster's token, in this order: variables with it, or with the path of a
+file; a file.
+"""
 
 _CONNECT_SECONDS = 10.0
 _OURS = "127.0.0.2"
-"""The address of a cluster that we start, for this machine only. Ray replaces 127.0.0.1 by a public address."""
+"""The address of a cluster that we start, for this machine only. Ray replaces 127.0.0.1 by a public
+address.
+"""
 _SETTINGS = {
     "task_oom_retries": 3,  # as many as of tasks whose process dies; Ray's is no limit
     "worker_niceness": 0,  # as that of the program, like processes of the local engine
 }
 """Settings of a cluster that we start, which Ray gives to all its processes, this one included.
 
-A cluster that others have started gets none: a setting of one end of a connection alone can break it. With a
-keepalive that only the program knows, for example, servers take its pings for an attack, and close connections.
+A cluster that others have started gets none: a setting of one end of a connection alone can break
+it. With a keepalive that only the program knows, for example, servers take its pings for an attack,
+and close connections.
 """
 LAST_WORDS = """
 import socket, sys
@@ -41,15 +52,20 @@ if not sys.stdin.read():
     except OSError:
         sys.stderr.write(text)
 """
-"""A program that prints a text if its standard input ends without one, and nobody answers at an address."""
+"""A program that prints a text if its standard input ends without one, and nobody answers at an
+address.
+"""
 _MODE = "RAY_AUTH_MODE"
 _OWN_VARIABLES = (TOKEN, _MODE, "RAY_USAGE_STATS_ENABLED")
-"""What Ray or we set in the environment for a cluster that we start, which other clusters must not see."""
+"""What Ray or we set in the environment for a cluster that we start, which other clusters must not
+see.
+"""
 
 
 def import_ray() -> ModuleType:
     """Return the module ``ray``; raise ``ModuleNotFoundError`` if it is not installed."""
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # print what workers print, also if several print the same
+    # Print what workers print, also if several print the same.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     ray: ModuleType = import_optional("ray", extra="ray", needed_by="engine='ray'")
     return ray
 
@@ -57,18 +73,19 @@ def import_ray() -> ModuleType:
 def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
     """Join the cluster at ``RAY_ADDRESS``, or start one; return what leaves or ends it.
 
-    Returns ``None`` if the program is in a cluster already. ``modules`` are sent to the nodes: modules, or paths of
-    modules or packages. Raises ``ValueError`` for an address of Ray Client, ``ConnectionError`` if no cluster is at
-    the address, or if it refuses the token, and what ``ray.init`` raises, such as for other versions of Ray or
-    Python than the cluster's.
+    Returns ``None`` if the program is in a cluster already. ``modules`` are sent to the nodes:
+    modules, or paths of modules or packages. Raises ``ValueError`` for an address of Ray Client,
+    ``ConnectionError`` if no cluster is at the address, or if it refuses the token, and what
+    ``ray.init`` raises, such as for other versions of Ray or Python than the cluster's.
     """
     ray = import_ray()
     address = os.environ.get(ADDRESS, "")
     client = ray.is_initialized() and ray.util.client.ray.is_connected()
     if client or (address.startswith("ray://") and not ray.is_initialized()):
         raise ValueError(
-            f"{ADDRESS}={address}: Ray Client (ray://) has no object store on this side, and is not supported; "
-            f"start the program on a node of the cluster, with {ADDRESS}=auto, or submit it: ray job submit -- ..."
+            f"{ADDRESS}={address}: Ray Client (ray://) has no object store on this side, and is "
+            f"not supported; start the program on a node of the cluster, with {ADDRESS}=auto, or "
+            "submit it: ray job submit -- ..."
         )
     if ray.is_initialized():
         return None
@@ -84,7 +101,8 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
-        if "AuthenticationError" not in f"{error!r} {error.__cause__}":  # Ray's own text, of one that it caught
+        # Ray's own text, of one that it caught.
+        if "AuthenticationError" not in f"{error!r} {error.__cause__}":
             raise
         found = not isinstance(error, ray.exceptions.AuthenticationError)
         raise ConnectionError(f"{ADDRESS}={address}: {_refusal(found)}") from error
@@ -94,12 +112,14 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
 def _with_last_words(ray: ModuleType) -> Callable[[], None]:
     """Return what leaves the cluster. Until then a small process waits for the program's end.
 
-    If the head is lost, Ray ends the program without any exception, and this process says what to do.
+    If the head is lost, Ray ends the program without any exception, and this process says what to
+    do.
     """
     host, _, port = (address := ray.get_runtime_context().gcs_address).rpartition(":")
     text = (
-        f"compss_train: the head of the Ray cluster at {address} is lost, and Ray ended this program. Start both "
-        f"again; fit(resume=True) continues from the newest checkpoint: {shlex.join(sys.orig_argv)}\n"
+        f"compss_train: the head of the Ray cluster at {address} is lost, and Ray ended this "
+        "program. Start both again; fit(resume=True) continues from the newest checkpoint: "
+        f"{shlex.join(sys.orig_argv)}\n"
     )
     command = [sys.executable, "-I", "-S", "-c", LAST_WORDS, host, port, text]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -112,7 +132,9 @@ def _with_last_words(ray: ModuleType) -> Callable[[], None]:
 
 
 def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
-    """Start a cluster on this machine; return what ends it, and removes what it has set in the environment."""
+    """Start a cluster on this machine; return what ends it, and removes what it has set in the
+    environment.
+    """
     before = dict(os.environ)
 
     def restore(*names: str) -> None:
@@ -125,10 +147,12 @@ def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
         ray.shutdown()
         restore(*_OWN_VARIABLES)
 
-    # Ray asks for a token by default, and would write one into the home directory, where others may read it.
+    # Ray asks for a token by default, and would write one into the home directory, where others may
+    # read it.
     os.environ.setdefault(TOKEN, secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # processes find what this one finds
+    # Processes find what this one finds.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     settings = {name: value for name, value in _SETTINGS.items() if f"RAY_{name}" not in before}
     options |= {"num_cpus": cores(), "include_dashboard": False, "_node_ip_address": _OURS}
     try:
@@ -151,8 +175,9 @@ def _refusal(found: bool) -> str:
     else:
         why = f"{_MODE}=token, but the token is missing here"
     return (
-        f"{why}. Set {_MODE}=token, and put the token with which the nodes were started in {TOKEN}, in the file "
-        f"that {TOKEN_PATH} names, or in {TOKEN_FILE}; Ray takes the first one that it finds"
+        f"{why}. Set {_MODE}=token, and put the token with which the nodes were started in "
+        f"{TOKEN}, in the file that {TOKEN_PATH} names, or in {TOKEN_FILE}; Ray takes the first "
+        "one that it finds"
     )
 
 
@@ -164,8 +189,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         raise ConnectionError(
-            f"{ADDRESS}={address}: no Ray cluster answers there ({error}); start one with ray start --head, or "
-            f"unset {ADDRESS} for one on this machine only"
+            f"{ADDRESS}={address}: no Ray cluster answers there ({error}); start one with ray "
+            f"start --head, or unset {ADDRESS} for one on this machine only"
         ) from error
 
 
@@ -173,7 +198,8 @@ def nodes_by_id() -> dict[str, Node]:
     """Return the nodes that are alive, by their ids."""
     return {
         node["NodeID"]: Node(
-            node["NodeManagerAddress"], *(int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
+            node["NodeManagerAddress"],
+            *(int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")),
         )
         for node in import_ray().nodes()
         if node["Alive"]

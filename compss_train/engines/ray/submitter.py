@@ -1,4 +1,6 @@
-"""Ready tasks become Ray's: on the processes of any node, or in the agent of one; and their results values."""
+"""Ready tasks become Ray's: on the processes of any node, or in the agent of one; and their results
+values.
+"""
 
 import math
 import time
@@ -27,7 +29,8 @@ from compss_train.exceptions import WorkerLostError
 NODES_SECONDS = 5.0
 """Seconds between looks for nodes that have joined or left."""
 
-KEEP_SECONDS, KEEP_SHARE = 2.0, 0.05
+KEEP_SECONDS = 2.0
+KEEP_SHARE = 0.05
 """Values are kept at most so often, and in at most this share of the time."""
 
 ROOM_SECONDS = 10.0
@@ -44,8 +47,9 @@ Lineage: TypeAlias = tuple[Any, ...]
 class RayValue:
     """A value in Ray's object store.
 
-    Ray remembers by which tasks it was made, to make it again. But Ray frees an object that was put when nobody has
-    a reference to it, and could not put it again, so ``lineage`` has those references.
+    Ray remembers by which tasks it was made, to make it again. But Ray frees an object that was put
+    when nobody has a reference to it, and could not put it again, so ``lineage`` has those
+    references.
     """
 
     ref: Any
@@ -68,19 +72,24 @@ class RayValue:
             raise lost_error("a value", error) from error
 
     def keep(self) -> None:
-        """Fetch and put the value: from now on the coordinator has it, and nothing before it is needed any more."""
+        """Fetch and put the value: from now on the coordinator has it, and nothing before it is
+        needed any more.
+        """
         self.ref = ray.put(ray.get(self.ref))
         self.lineage = (self.ref,)
 
     def discard(self) -> None:
         """Drop the references."""
-        self.ref, self.lineage = None, ()
+        self.ref = None
+        self.lineage = ()
 
 
 class Submitter(GraphThread):
-    """Submits tasks that are ready. Ray places them, and runs them again if their process or node is lost.
+    """Submits tasks that are ready. Ray places them, and runs them again if their process or node
+    is lost.
 
-    Tasks with priority, which others wait for, run in the agent of the node that has most of their inputs.
+    Tasks with priority, which others wait for, run in the agent of the node that has most of their
+    inputs.
     """
 
     def __init__(self) -> None:
@@ -90,9 +99,13 @@ class Submitter(GraphThread):
         options: Any = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": -1}
         self._new_agent = ray.remote(concurrency_groups={"watch": 1}, **options)(agent.Agent)
         self.agents: dict[str, Any] = {}
-        """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make values again."""
+        """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make
+        values again.
+        """
         self._elsewhere: list[Any] = []
-        """Agents that Ray has started on other nodes than theirs. They may have to make values again."""
+        """Agents that Ray has started on other nodes than theirs. They may have to make values
+        again.
+        """
         self._unwatched: set[str] = set()
         """Nodes without their agents."""
         self.nodes: Mapping[str, Node] = {}
@@ -101,7 +114,9 @@ class Submitter(GraphThread):
         """The id of the coordinator's node."""
         captured = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
         self._group = ray.util.get_current_placement_group() if captured else None
-        """What is reserved for the tasks of this program, which may use nothing else, as in a trial of Ray Tune."""
+        """What is reserved for the tasks of this program, which may use nothing else, as in a trial
+        of Ray Tune.
+        """
         self._has_room = False
         """Whether the first tasks need not wait for room."""
         self._next_look = 0.0
@@ -109,26 +124,34 @@ class Submitter(GraphThread):
         """The last result of each running task: its node, or a failure."""
         self._wanted: set[Value] = set()
         """Values to be kept that are not available yet."""
-        self._kept, self._keep_seconds = -math.inf, 0.0
+        self._kept = -math.inf
+        self._keep_seconds = 0.0
         """When values were kept last, and how long that took."""
         self._look_for_nodes()
         self._thread.start()
 
     def ask_agents(self, method: str, seconds: float) -> list[Any]:
-        """Call a method of the agents, which may be running tasks; return what all answer in so many seconds."""
+        """Call a method of the agents, which may be running tasks; return what all answer in so
+        many seconds.
+        """
         answers: list[Any] = ray.get(self._call(self.nodes, method), timeout=seconds)
         return answers
 
     def _call(self, nodes: Container[str], method: str, *args: Any) -> list[Any]:
-        # In one step, as the engine's own thread adds agents, and the end of the engine removes them.
+        # In one step, as the engine's own thread adds agents, and the end of the engine removes
+        # them.
         agents = [agent for node, agent in list(self.agents.items()) if node in nodes]
-        return [getattr(each, method).options(concurrency_group="watch").remote(*args) for each in agents]
+        return [
+            getattr(each, method).options(concurrency_group="watch").remote(*args)
+            for each in agents
+        ]
 
     def await_room(self, cpus: int) -> None:
-        """Wait a moment until so many CPUs are free, before the first tasks: Ray would let them wait for ever.
+        """Wait a moment until so many CPUs are free, before the first tasks: Ray would let them
+        wait for ever.
 
-        Raises ``RuntimeError`` in a task or an actor, which may itself have what is missing. Elsewhere a line says
-        that tasks wait.
+        Raises ``RuntimeError`` in a task or an actor, which may itself have what is missing.
+        Elsewhere a line says that tasks wait.
         """
         if self._has_room:
             return
@@ -136,23 +159,30 @@ class Submitter(GraphThread):
         ends = time.monotonic() + ROOM_SECONDS
         while (free := ray.available_resources().get(name, 0.0)) < cpus and time.monotonic() < ends:
             time.sleep(0.1)
-        total, where = ray.cluster_resources().get(name, 0.0), "placement group" if self._group else "cluster"
+        total = ray.cluster_resources().get(name, 0.0)
+        where = "placement group" if self._group else "cluster"
         taken = f"a task needs {cpus} CPUs, and {free:g} of the {where}'s {total:g} are free"
         if free < cpus and (context := ray.get_runtime_context()).worker.mode == ray.WORKER_MODE:
             raise RuntimeError(
-                f"{taken}; this task or actor has {context.get_assigned_resources().get('CPU', 0.0):g} itself. "
-                "Start it with num_cpus=0; or in a placement group with a CPU more than workers, placement_group("
-                "[{'CPU': 1}] * (num_workers + 1)), that captures child tasks; or take engine='local'"
+                f"{taken}; this task or actor has "
+                f"{context.get_assigned_resources().get('CPU', 0.0):g} itself. Start it with "
+                "num_cpus=0; or in a placement group with a CPU more than workers, "
+                "placement_group([{'CPU': 1}] * (num_workers + 1)), that captures child tasks; "
+                "or take engine='local'"
             )
         if free < cpus:
-            say(f"{taken}: tasks, actors and placement groups have the others, and the fit waits for them")
+            say(
+                f"{taken}: tasks, actors and placement groups have the others, and the fit waits "
+                "for them"
+            )
         self._has_room = True
 
     def keep(self, values: Sequence[Value]) -> None:
         """Keep values as soon as they are available, unless others were kept a moment ago."""
         if time.monotonic() < self._kept + KEEP_SECONDS + self._keep_seconds / KEEP_SHARE:
             return
-        self._kept, self._keep_seconds = time.monotonic(), 0.0
+        self._kept = time.monotonic()
+        self._keep_seconds = 0.0
         for value in values:
             if value.future.done():
                 self._keep(value)
@@ -161,7 +191,11 @@ class Submitter(GraphThread):
 
     def _keep(self, value: Value) -> None:
         stored = None if value.future.exception() else value.future.result()
-        if isinstance(stored, RayValue) and stored.ref is not None and stored.lineage != (stored.ref,):
+        if (
+            isinstance(stored, RayValue)
+            and stored.ref is not None
+            and stored.lineage != (stored.ref,)
+        ):
             began = time.monotonic()
             stored.keep()
             self._keep_seconds += time.monotonic() - began
@@ -182,13 +216,17 @@ class Submitter(GraphThread):
     def cancel(self, scope: Scope) -> None:
         """Cancel the tasks, and end the processes of those that run."""
         for task in self.graph.cancel(scope):
-            self._noted().future().add_done_callback(lambda _, task=task: self.post(self._end, task))
+            self._noted().future().add_done_callback(
+                lambda _, task=task: self.post(self._end, task)
+            )
 
     def _noted(self) -> Any:
-        """Return an object that is there once Ray has noted all tasks that were submitted until now.
+        """Return an object that is there once Ray has noted all tasks that were submitted until
+        now.
 
-        A task that is cancelled before that ends the whole program: Ray 2.60 counts its inputs down twice, and then
-        a check of its own fails. Ray's thread deals with submissions and replies one after the other.
+        A task that is cancelled before that ends the whole program: Ray 2.60 counts its inputs down
+        twice, and then a check of its own fails. Ray's thread deals with submissions and replies
+        one after the other.
         """
         return self._call([self.here], "samples")[0]
 
@@ -209,14 +247,21 @@ class Submitter(GraphThread):
                 self._add_agent(node)
         for name in [node.name for key, node in self.nodes.items() if key not in nodes]:
             left = f"{len(nodes)} node{'s are' if len(nodes) > 1 else ' is'} left"
-            say(f"node {name} is lost or has left: its tasks run again, and its values are made again; {left}")
+            say(
+                f"node {name} is lost or has left: its tasks run again, and its values are made "
+                f"again; {left}"
+            )
         self.nodes = nodes
         self._next_look = time.monotonic() + NODES_SECONDS
 
     def _add_agent(self, node: str) -> None:
-        """Let a node have an agent; a later look adds another if Ray starts it elsewhere, as if a node is new."""
+        """Let a node have an agent; a later look adds another if Ray starts it elsewhere, as if a
+        node is new.
+        """
         self._unwatched.discard(node)
-        self.agents[node] = self._new_agent.options(scheduling_strategy=NodeAffinity(node, soft=True)).remote(node)
+        self.agents[node] = self._new_agent.options(
+            scheduling_strategy=NodeAffinity(node, soft=True)
+        ).remote(node)
         watches = self._call([node], "watches")[0]
         watches.future().add_done_callback(lambda done: self.post(self._check_agent, node, done))
 
@@ -244,40 +289,56 @@ class Submitter(GraphThread):
         if call.nbytes > agent.COPIED_BYTES:  # Ray would put it, and free it too early
             call = ray.put(call)
             lineage = (call, *lineage)
-        resources, returns = task.resources, len(task.outputs) + 1
-        watched = (0, 0.0) if task.watching is None else (task.watching.number, task.watching.timeout or 0.0)
+        resources = task.resources
+        returns = len(task.outputs) + 1
+        watched = (
+            (0, 0.0)
+            if task.watching is None
+            else (task.watching.number, task.watching.timeout or 0.0)
+        )
         sent = call, resources.cpus, watched, len(task.outputs), *[each.ref for each in inputs]
         options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
         if task.priority and not resources.gpus:
             run = self.agents[self._node_near(inputs)].run
         else:
             run = self._run_task
-            options |= {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": calls.MAX_RUNS - 1}
+            options |= {
+                "num_cpus": resources.cpus,
+                "num_gpus": resources.gpus,
+                "max_retries": calls.MAX_RUNS - 1,
+            }
             if self._group is not None:  # which Ray forgets in a thread of a task
                 options["scheduling_strategy"] = PlacementGroup(self._group)
             elif states := [each for each in inputs if each.by_worker]:
-                # A worker stays on its node, where its state and blocks are, unless that node is busy.
+                # A worker stays on its node, where its state and blocks are, unless that node is
+                # busy.
                 near = self._node_near(states)
-                options["scheduling_strategy"] = NodeAffinity(near, soft=True, _spill_on_unavailable=True)
+                options["scheduling_strategy"] = NodeAffinity(
+                    near, soft=True, _spill_on_unavailable=True
+                )
         try:
             *results, status = run.options(**options).remote(*sent)
         except RuntimeError as error:
             error.add_note(
                 "Give each trial of Ray Tune a CPU for every worker, tune.with_resources(trial, "
-                "tune.PlacementGroupFactory([{}] + [{'CPU': 1}] * num_workers)); or use engine='local' or 'serial' "
-                "in trials."
+                "tune.PlacementGroupFactory([{}] + [{'CPU': 1}] * num_workers)); or use "
+                "engine='local' or 'serial' in trials."
             )
             self.graph.fail(task, error)
             return
         self._running[task] = status
-        status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
+        status.future().add_done_callback(
+            lambda done: self.post(self._finish, task, results, lineage, done)
+        )
 
     def _node_near(self, inputs: Sequence[RayValue]) -> str:
         """Return the node that has most of these values, by default the coordinator's."""
         counts = Counter(each.node for each in inputs if each.node in self.nodes)
         return counts.most_common(1)[0][0] if counts else self.here
 
-    def _finish(self, task: Task, results: Sequence[Any], lineage: Lineage, done: "Future[Any]") -> None:
+    def _finish(
+        self, task: Task, results: Sequence[Any], lineage: Lineage, done: "Future[Any]"
+    ) -> None:
         del self._running[task]
         error = done.exception()
         if error is not None:
@@ -285,7 +346,9 @@ class Submitter(GraphThread):
         elif isinstance(answer := done.result(), calls.Failure):
             self.graph.fail(task, answer.exception())
         else:
-            self.graph.complete(task, [RayValue(ref, answer, lineage, not task.priority) for ref in results])
+            self.graph.complete(
+                task, [RayValue(ref, answer, lineage, not task.priority) for ref in results]
+            )
             for value in self._wanted.intersection(task.outputs):
                 self._keep(value)
             self._wanted.difference_update(task.outputs)
@@ -297,11 +360,11 @@ def lost_error(what: str, error: BaseException) -> WorkerLostError:
     if isinstance(error, OutOfMemoryError):
         text, _, _ = text.partition(" Object store memory usage")  # and pages more
         return WorkerLostError(
-            f"{what} was ended by Ray's memory monitor, since its node ran out of memory: {text}. Use smaller "
-            "blocks or batches, or fewer workers a node (threads=)"
+            f"{what} was ended by Ray's memory monitor, since its node ran out of memory: "
+            f"{text}. Use smaller blocks or batches, or fewer workers a node (threads=)"
         )
     return WorkerLostError(
-        f"Ray lost {what}, and cannot make it again, after {calls.MAX_RUNS} attempts or because its inputs are "
-        f"lost, too: {text}. If memory ran out, use smaller blocks or batches. fit(resume=) continues from a "
-        "checkpoint"
+        f"Ray lost {what}, and cannot make it again, after {calls.MAX_RUNS} attempts or because "
+        f"its inputs are lost, too: {text}. If memory ran out, use smaller blocks or batches. "
+        "fit(resume=) continues from a checkpoint"
     )

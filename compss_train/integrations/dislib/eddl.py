@@ -1,7 +1,7 @@
 """The interface of ``dislib.eddl``, which has EDDL's names and defaults, and trains torch networks.
 
-Scripts for it end their networks in a softmax, rely on dislib's defaults for optimizers, and hold parameters as one
-list of arrays per layer.
+Scripts for it end their networks in a softmax, rely on dislib's defaults for optimizers, and hold
+parameters as one list of arrays per layer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,9 @@ from compss_train.model import losses, metrics, optimizers
 from compss_train.model import parameters as params
 
 Layers: TypeAlias = NDArray[np.object_]
-"""The parameters of each layer, a list of arrays: ``layers[0]`` may be ``[weight, bias]``, ``layers[1]`` ``[]``."""
+"""The parameters of each layer, a list of arrays: ``layers[0]`` may be ``[weight, bias]``,
+``layers[1]`` ``[]``.
+"""
 
 OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "adam": {"epsilon": 1e-6},
@@ -32,13 +34,19 @@ OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 
 EDDL_LOSSES: Mapping[str, losses.BatchFunction] = {
     **losses.LOSSES,
-    **dict.fromkeys(("cross_entropy", "ce", "softmax_cross_entropy"), losses.categorical_cross_entropy),
+    **dict.fromkeys(
+        ("cross_entropy", "ce", "softmax_cross_entropy"), losses.categorical_cross_entropy
+    ),
 }
-"""The losses by name, all cross entropies of probabilities: in EDDL the network applies the softmax."""
+"""The losses by name, all cross entropies of probabilities: in EDDL the network applies the
+softmax.
+"""
 
 
 class EddlDistributedConmutativo:
-    """What one worker trains with in ``dislib.eddl``: an entry of ``compss_object``; see ``PytorchDistributed``."""
+    """What one worker trains with in ``dislib.eddl``: an entry of ``compss_object``; see
+    ``PytorchDistributed``.
+    """
 
     def build(
         self,
@@ -49,9 +57,15 @@ class EddlDistributedConmutativo:
         num_gpu: int = 0,
         **options: Any,
     ) -> None:
-        """Set the attributes ``model``, ``optimizer``, ``loss``, ``metric``, ``num_gpu`` and ``options``."""
-        self.model, self.optimizer, self.loss, self.metric = net, optimizer, loss, metric
-        self.num_gpu, self.options = num_gpu, options
+        """Set the attributes ``model``, ``optimizer``, ``loss``, ``metric``, ``num_gpu`` and
+        ``options``.
+        """
+        self.model = net
+        self.optimizer = optimizer
+        self.loss = loss
+        self.metric = metric
+        self.num_gpu = num_gpu
+        self.options = options
 
     def train_batch_GPU(
         self,
@@ -63,13 +77,17 @@ class EddlDistributedConmutativo:
         epoch: int = 1,
         shuffle_block_data: bool = True,
     ) -> Layers:
-        """Return the parameters after training on the batches of one block; ``dtype`` and ``epoch`` are unused."""
+        """Return the parameters after training on the batches of one block; ``dtype`` and ``epoch``
+        are unused.
+        """
         alone = EncapsulatedFunctionsDistributedEddl(1, engine="serial")
         alone.build(self.model, self.optimizer, self.loss, self.metric, **self.options)
         alone.model_parameters = initial_parameters
         return alone.fit(x_train, y_train, **in_one_block(num_batches, shuffle_block_data))
 
-    def aggregate_parameters_async(self, model_params: Layers, parameters_to_aggregate: Layers) -> Layers:
+    def aggregate_parameters_async(
+        self, model_params: Layers, parameters_to_aggregate: Layers
+    ) -> Layers:
         """Set the first parameters to the mean of the two, and return them."""
         for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
             pairs = zip(layer, other, strict=True)
@@ -80,13 +98,14 @@ class EddlDistributedConmutativo:
 class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
     """Trains a torch module, with the interface of ``dislib.eddl``. EDDL itself is not used.
 
-    The eight fits and ``get_parameters`` return the parameters by layer: an array with one list of arrays for each
-    module without children. ``trainer.model()`` returns the trained module, and ``trainer.get_parameters()`` the
-    arrays by name. Losses and optimizers have EDDL's meanings and dislib's defaults, and x is divided by 255, as in
-    dislib: docs/reference/integrations.md. ``engine``, ``seed`` and ``threads`` are those of
-    ``DistributedTrainer``. Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns),
-    ``compss_object`` (a list with an ``EddlDistributedConmutativo`` for each worker), ``num_gpu``, and ``trainer``,
-    the ``DistributedTrainer``.
+    The eight fits and ``get_parameters`` return the parameters by layer: an array with one list of
+    arrays for each module without children. ``trainer.model()`` returns the trained module, and
+    ``trainer.get_parameters()`` the arrays by name. Losses and optimizers have EDDL's meanings and
+    dislib's defaults, and x is divided by 255, as in dislib: docs/reference/integrations.md.
+    ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes:
+    ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``compss_object`` (a
+    list with an ``EddlDistributedConmutativo`` for each worker), ``num_gpu``, and ``trainer``, the
+    ``DistributedTrainer``.
     """
 
     _worker_object = EddlDistributedConmutativo
@@ -103,14 +122,18 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
     ) -> None:
         """Set the module, the optimizer (a dict), and loss and metric by EDDL's names.
 
-        The cross entropies take probabilities, such as the outputs of a softmax; ``torch.nn.CrossEntropyLoss()``
-        takes logits. A ``transform`` replaces the division of x by 255. ``options`` are those of
-        ``DistributedTrainer.build``. Unless you give a ``schedule``, a ``weight_decay`` causes a warning, because
-        it has another meaning in dislib. Raises the exceptions of ``DistributedTrainer.build``.
+        The cross entropies take probabilities, such as the outputs of a softmax;
+        ``torch.nn.CrossEntropyLoss()`` takes logits. A ``transform`` replaces the division of x by
+        255. ``options`` are those of ``DistributedTrainer.build``. Unless you give a ``schedule``,
+        a ``weight_decay`` causes a warning, because it has another meaning in dislib. Raises the
+        exceptions of ``DistributedTrainer.build``.
         """
         function = losses.resolve_function("loss", loss, EDDL_LOSSES)
         if not isinstance(optimizer, Mapping):
-            raise TypeError(f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": "sgd", "lr": 0.01}}')
+            raise TypeError(
+                f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": '
+                '"sgd", "lr": 0.01}'
+            )
         name = str(optimizer.get("optimizer"))  # in one spelling: either replaces a default
         spec = {
             **optimizers.in_torch(name, OPTIMIZER_DEFAULTS.get(name, {})),
@@ -120,9 +143,10 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)
         if "schedule" not in options and (decay := optimizer.get("weight_decay")):
             warn_user(
-                f"weight_decay={decay} is torch's here; EDDL's optimizers ignore it, and dislib divides the "
-                f"learning rate by {1 + decay} from the third epoch of a fit on. For that, leave it out of the "
-                f"dict and give build(..., schedule=lambda epoch: 1 if epoch < 2 else 1 / {1 + decay})"
+                f"weight_decay={decay} is torch's here; EDDL's optimizers ignore it, and dislib "
+                f"divides the learning rate by {1 + decay} from the third epoch of a fit on. For "
+                "that, leave it out of the dict and give build(..., schedule=lambda epoch: 1 if "
+                f"epoch < 2 else 1 / {1 + decay})"
             )
         for each in self.compss_object:
             each.build(net, optimizer, loss, metric, num_gpu, **options)
@@ -143,7 +167,9 @@ def scaled(batch: torch.Tensor) -> torch.Tensor:
 
 
 def layers_of(net: nn.Module) -> Layers:
-    """Return the parameters and buffers of each layer of a network, copies of the arrays, in torch's shapes."""
+    """Return the parameters and buffers of each layer of a network, copies of the arrays, in
+    torch's shapes.
+    """
     layers = list(_layers(net))
     result = np.empty(len(layers), dtype=object)
     for number, tensors in enumerate(layers):
@@ -153,18 +179,25 @@ def layers_of(net: nn.Module) -> Layers:
 
 @torch.no_grad()
 def _load_layers(net: nn.Module, layers: Any) -> None:
-    """Copy the arrays of ``layers_of`` into a network; raise ``ValueError`` if their numbers or shapes differ."""
+    """Copy the arrays of ``layers_of`` into a network; raise ``ValueError`` if their numbers or
+    shapes differ.
+    """
     tensors = [tensor for layer in _layers(net) for tensor in layer.values()]
     arrays = [np.array(array) for layer in layers for array in layer]
-    shapes, given = [tuple(tensor.shape) for tensor in tensors], [array.shape for array in arrays]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    given = [array.shape for array in arrays]
     if given != shapes:
-        raise ValueError(f"the layers have arrays of shapes {given}, but those of the network {shapes}")
+        raise ValueError(
+            f"the layers have arrays of shapes {given}, but those of the network {shapes}"
+        )
     for tensor, array in zip(tensors, arrays, strict=True):
         tensor.copy_(torch.from_numpy(array))
 
 
 def _layers(net: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Iterate over the tensors of each layer: a module without children, or with tensors of its own."""
+    """Iterate over the tensors of each layer: a module without children, or with tensors of its
+    own.
+    """
     for module in net.modules():
         own = {name: tensor for name, tensor in module.state_dict().items() if "." not in name}
         if own or not any(True for _ in module.children()):

@@ -29,9 +29,17 @@ def in_one_block(num_batches: int, shuffle_block_data: bool) -> dict[str, Any]:
 
 
 def as_grid(values: Any) -> Any:
-    """Return lists of blocks, such as ``collect()`` of dislib's tensors returns, as a blocked tensor."""
-    rows = [row if isinstance(row, list) else [row] for row in values] if isinstance(values, list) else []
-    if rows and all(isinstance(each, torch.Tensor | np.ndarray) and each.ndim for row in rows for each in row):
+    """Return lists of blocks, such as ``collect()`` of dislib's tensors returns, as a blocked
+    tensor.
+    """
+    rows = (
+        [row if isinstance(row, list) else [row] for row in values]
+        if isinstance(values, list)
+        else []
+    )
+    if rows and all(
+        isinstance(each, torch.Tensor | np.ndarray) and each.ndim for row in rows for each in row
+    ):
         return BlockedTensor(rows)
     return values
 
@@ -39,7 +47,8 @@ def as_grid(values: Any) -> Any:
 class Encapsulated(NamedFits[Fitted]):
     """What the classes of ``dislib.pytorch`` and ``dislib.eddl`` have in common.
 
-    A fit starts from ``model_parameters``, which a script may replace or change, and replaces it by the result.
+    A fit starts from ``model_parameters``, which a script may replace or change, and replaces it by
+    the result.
     """
 
     _worker_object: ClassVar[type[Any]]
@@ -61,29 +70,39 @@ class Encapsulated(NamedFits[Fitted]):
         self.num_gpu = 0
 
     def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
-        """Build the trainer for those of the requested GPUs that exist; dislib's scripts also run without any."""
+        """Build the trainer for those of the requested GPUs that exist; dislib's scripts also run
+        without any.
+        """
         self.num_gpu = check_count("num_gpu", num_gpu, least=0)
         requested = num_gpu * max(1, check_count("num_nodes", num_nodes, least=0))
         usable = 0 if os.environ.get(GPU_UNITS) == "0" else requested
         available = sum(node.gpus for node in self._nodes or Engine.nodes())
         if usable and not available:
             hint = f"set {GPU_UNITS}=0 to train on the CPU without this warning"
-            warn_user(f"num_gpu={num_gpu}, but there are no GPUs for torch: training on the CPU; {hint}")
+            warn_user(
+                f"num_gpu={num_gpu}, but there are no GPUs for torch: training on the CPU; {hint}"
+            )
         self.trainer.build(*args, **{**options, "num_gpu": min(usable, available)})
 
     def get_parameters(self) -> Fitted | None:
-        """Return ``model_parameters``: from the last fit, else from ``build``, or ``None`` before ``build``."""
+        """Return ``model_parameters``: from the last fit, else from ``build``, or ``None`` before
+        ``build``.
+        """
         return self.model_parameters
 
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
-        """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the new parameters.
+        """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the new
+        parameters.
 
         By default each block starts with a new optimizer, as in dislib.
 
-        After an exception ``model_parameters`` are those that ``DistributedTrainer.fit`` keeps then.
+        After an exception ``model_parameters`` are those that ``DistributedTrainer.fit`` keeps
+        then.
         """
         if self.model_parameters is None:
-            raise NotBuiltError("this object has no network yet; call build(net, optimizer, loss, ...) first")
+            raise NotBuiltError(
+                "this object has no network yet; call build(net, optimizer, loss, ...) first"
+            )
         merge = Merge.of(kwargs.get("merge", "synchronous"))
         if merge.optimizer_state is None and merge.preset is None and kwargs.get("buffer") is None:
             kwargs["merge"] = replace(merge, optimizer_state="reset_blocks")

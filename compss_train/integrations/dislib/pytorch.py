@@ -1,4 +1,6 @@
-"""The interface of ``dislib.pytorch``: that of dislib 1.0, of its next release, and of the paper's forks."""
+"""The interface of ``dislib.pytorch``: that of dislib 1.0, of its next release, and of the paper's
+forks.
+"""
 
 import copy
 import inspect
@@ -34,10 +36,14 @@ LossFactory: TypeAlias = Callable[[], losses.BatchFunction | str]
 _RELEASE = ("num_gpu", "num_nodes")
 _FORKS = ("scheduler", "T_max", "eta_min", *_RELEASE)
 _NEXT = ("gradient_clipping", *_FORKS)
-"""The arguments of ``build`` after the fourth, in dislib 1.0, the paper's forks and dislib's next release."""
+"""The arguments of ``build`` after the fourth, in dislib 1.0, the paper's forks and dislib's next
+release.
+"""
 _ORDER = ("shuffle_blocks", "shuffle_block_data")
 _CURVES = ("x_test", "y_test", *_ORDER, "return_loss")
-"""Those of ``fit_asynchronous_with_GPU``, in dislib 1.0 and in the paper's fork for training curves."""
+"""Those of ``fit_asynchronous_with_GPU``, in dislib 1.0 and in the paper's fork for training
+curves.
+"""
 
 _TestData: TypeAlias = tuple[BlockedTensor, torch.Tensor, torch.Tensor]
 """x, its targets for the score, and those for the loss."""
@@ -47,26 +53,32 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def tensor_from_ds_array(*_: Any, **__: Any) -> NoReturn:
     """Raise ``NotImplementedError``: programs import this name, which no release of dislib has."""
     raise NotImplementedError(
-        "no release of dislib has tensor_from_ds_array; write dislib.data.tensor.from_ds_array(array, shape)"
+        "no release of dislib has tensor_from_ds_array; write "
+        "dislib.data.tensor.from_ds_array(array, shape)"
     )
 
 
 def _ordered(order: Callable[[Sequence[Any]], Sequence[str]]) -> Callable[[_Method], _Method]:
-    """Name the arguments of a method after the fourth, whose order differs between versions of dislib."""
+    """Name the arguments of a method after the fourth, whose order differs between versions of
+    dislib.
+    """
 
     def decorate(method: _Method) -> _Method:
         @wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            first, rest = args[:4], args[4:]
+            first = args[:4]
+            rest = args[4:]
             names = order(rest) if rest else ()
             if len(rest) > len(names):
                 raise TypeError(
-                    f"{method.__name__}() was called with {len(args)} arguments; after the fourth it takes "
-                    f"{', '.join(names)} here, as the fifth, {rest[0]!r}, tells"
+                    f"{method.__name__}() was called with {len(args)} arguments; after the "
+                    f"fourth it takes {', '.join(names)} here, as the fifth, {rest[0]!r}, tells"
                 )
             given = dict(zip(names, rest, strict=False))
             if twice := given.keys() & kwargs:
-                raise TypeError(f"{method.__name__}() got several values for {', '.join(sorted(twice))}")
+                raise TypeError(
+                    f"{method.__name__}() got several values for {', '.join(sorted(twice))}"
+                )
             return method(self, *first, **given, **kwargs)
 
         return cast(_Method, call)
@@ -79,11 +91,12 @@ def _build_order(rest: Sequence[Any]) -> Sequence[str]:
     if isinstance(fifth, Number):
         return _RELEASE
     if callable(fifth) or fifth is None:
-        is_scheduler = isinstance(fifth, type) or isinstance([*rest, None][1], Number)  # T_max follows
+        # T_max follows.
+        is_scheduler = isinstance(fifth, type) or isinstance([*rest, None][1], Number)
         return _FORKS if is_scheduler else _NEXT
     raise TypeError(
-        f"the fifth argument of build is {fifth!r}: give num_gpu, an integer; or scheduler, a class; or "
-        "gradient_clipping, a function of the model; or name it"
+        f"the fifth argument of build is {fifth!r}: give num_gpu, an integer; or scheduler, a "
+        "class; or gradient_clipping, a function of the model; or name it"
     )
 
 
@@ -94,16 +107,16 @@ def _asynchronous_order(rest: Sequence[Any]) -> Sequence[str]:
     if fifth is None or isinstance(fifth, list) or hasattr(fifth, "shape"):
         return _CURVES
     raise TypeError(
-        f"the fifth argument of fit_asynchronous_with_GPU is {fifth!r}: give shuffle_blocks, True or False; or "
-        "x_test, a tensor; or name it"
+        f"the fifth argument of fit_asynchronous_with_GPU is {fifth!r}: give shuffle_blocks, "
+        "True or False; or x_test, a tensor; or name it"
     )
 
 
 class PytorchDistributed:
     """What one worker trains with in ``dislib.pytorch``: an entry of ``compss_object``.
 
-    Fits train in tasks of their own. The methods are the two steps of an epoch, for scripts that call them
-    themselves; they run in the calling process, on the CPU.
+    Fits train in tasks of their own. The methods are the two steps of an epoch, for scripts that
+    call them themselves; they run in the calling process, on the CPU.
     """
 
     def build(
@@ -114,19 +127,33 @@ class PytorchDistributed:
         optimizer_parameters: Mapping[str, Any],
         **options: Any,
     ) -> None:
-        """Set the attributes ``model``, ``loss``, ``optimizer``, ``optimizer_parameters`` and ``options``."""
-        self.model, self.loss, self.options = net, loss, options
-        self.optimizer, self.optimizer_parameters = optimizer, optimizer_parameters
+        """Set the attributes ``model``, ``loss``, ``optimizer``, ``optimizer_parameters`` and
+        ``options``.
+        """
+        self.model = net
+        self.loss = loss
+        self.options = options
+        self.optimizer = optimizer
+        self.optimizer_parameters = optimizer_parameters
 
     def train_cnn_batch_GPU(
-        self, model_parameters: nn.Module, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool
+        self,
+        model_parameters: nn.Module,
+        x_train: Any,
+        y_train: Any,
+        num_batches: int,
+        shuffle_block_data: bool,
     ) -> nn.Module:
         """Return a copy of the module after training on the batches of one block."""
         alone = EncapsulatedFunctionsDistributedPytorch(1, engine="serial")
-        alone.build(model_parameters, self.optimizer, self.loss, self.optimizer_parameters, **self.options)
+        alone.build(
+            model_parameters, self.optimizer, self.loss, self.optimizer_parameters, **self.options
+        )
         return alone.fit(x_train, y_train, **in_one_block(num_batches, shuffle_block_data))
 
-    def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
+    def aggregate_parameters_async(
+        self, model_params: nn.Module, parameters_to_aggregate: nn.Module
+    ) -> nn.Module:
         """Set the parameters of the first module to the mean of the two, and return it."""
         own, other = (params.from_module(each) for each in (model_params, parameters_to_aggregate))
         params.load_into(model_params, params.halve(own, other))
@@ -136,17 +163,18 @@ class PytorchDistributed:
 class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     """Trains a torch module, with the interface of ``dislib.pytorch``.
 
-    The eight fits and ``get_parameters`` return a copy of the module given to ``build``, with the trained
-    parameters. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes:
-    ``num_workers``, ``model_parameters`` (the module that ``get_parameters`` returns), ``compss_object`` (a list
-    with a ``PytorchDistributed`` for each worker), ``num_gpu``, and ``trainer``, the ``DistributedTrainer``.
+    The eight fits and ``get_parameters`` return a copy of the module given to ``build``, with the
+    trained parameters. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``.
+    Attributes: ``num_workers``, ``model_parameters`` (the module that ``get_parameters`` returns),
+    ``compss_object`` (a list with a ``PytorchDistributed`` for each worker), ``num_gpu``, and
+    ``trainer``, the ``DistributedTrainer``.
 
-    Fits with ``x_test`` and ``y_test`` evaluate the merged network on these samples after every merge: blocked
-    tensors, arrays, or lists of tensors. With ``return_loss=True``, and in the fits for training curves, the result
-    is ``(net, training_loss, training_acc, validation_loss, validation_acc)``: lists with a number for each merge,
-    those of the validation empty without ``x_test``. The accuracy of a network with a single output is NaN.
-    Arguments by position have the order of dislib 1.0, of its next release or of the paper's forks, as the fifth
-    tells.
+    Fits with ``x_test`` and ``y_test`` evaluate the merged network on these samples after every
+    merge: blocked tensors, arrays, or lists of tensors. With ``return_loss=True``, and in the fits
+    for training curves, the result is ``(net, training_loss, training_acc, validation_loss,
+    validation_acc)``: lists with a number for each merge, those of the validation empty without
+    ``x_test``. The accuracy of a network with a single output is NaN. Arguments by position have
+    the order of dislib 1.0, of its next release or of the paper's forks, as the fifth tells.
     """
 
     _worker_object = PytorchDistributed
@@ -167,39 +195,47 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         gradient_clipping: Callable[[nn.Module], Any] | None = None,
         **options: Any,
     ) -> None:
-        """Set the module, the class of the optimizer with its keyword arguments, and the class or name of the loss.
+        """Set the module, the class of the optimizer with its keyword arguments, and the class or
+        name of the loss.
 
-        A module given as the loss is used directly. ``CrossEntropyLoss`` also takes class numbers as floats or in a
-        column, and one-hot rows of integers.
+        A module given as the loss is used directly. ``CrossEntropyLoss`` also takes class numbers
+        as floats or in a column, and one-hot rows of integers.
 
-        Workers use ``num_gpu`` GPUs of each of ``num_nodes`` nodes, as far as these exist. Without GPUs (no CUDA,
-        or ``ComputingUnitsGPUs=0``) they train on the CPU. Samples are converted to float32 unless you give a
-        ``transform``.
+        Workers use ``num_gpu`` GPUs of each of ``num_nodes`` nodes, as far as these exist. Without
+        GPUs (no CUDA, or ``ComputingUnitsGPUs=0``) they train on the CPU. Samples are converted to
+        float32 unless you give a ``transform``.
 
-        ``scheduler`` is a class such as ``CosineAnnealingLR``, called as ``scheduler(optimizer, T_max=T_max,
-        eta_min=eta_min)`` and stepped once an epoch; for other arguments give ``schedule=``.
-        ``gradient_clipping`` is a function of the module that changes its gradients before each step.
-        ``options`` are those of ``DistributedTrainer.build``.
+        ``scheduler`` is a class such as ``CosineAnnealingLR``, called as ``scheduler(optimizer,
+        T_max=T_max, eta_min=eta_min)`` and stepped once an epoch; for other arguments give
+        ``schedule=``. ``gradient_clipping`` is a function of the module that changes its gradients
+        before each step. ``options`` are those of ``DistributedTrainer.build``.
 
         Raises the exceptions of ``DistributedTrainer.build``.
         """
         if scheduler is not None:
             if not callable(scheduler):
-                raise TypeError(f"scheduler={scheduler!r}: give a class such as CosineAnnealingLR, or None")
+                raise TypeError(
+                    f"scheduler={scheduler!r}: give a class such as CosineAnnealingLR, or None"
+                )
             if "schedule" in options:
                 raise TypeError("build() got scheduler= and schedule=; give one of them")
             _check_scheduler(scheduler)
             options["schedule"] = Schedule(partial(scheduler, T_max=T_max, eta_min=eta_min))
         if gradient_clipping is not None and not callable(gradient_clipping):
-            raise TypeError(f"gradient_clipping={gradient_clipping!r}: give a function of the model, or None")
+            raise TypeError(
+                f"gradient_clipping={gradient_clipping!r}: give a function of the model, or None"
+            )
         spec = {"optimizer": optimizer, **optimizer_parameters}
         options = {"transform": torch.Tensor.float, **options}
-        made = losses.resolve_function("loss", loss if isinstance(loss, str | nn.Module) else loss(), losses.LOSSES)
+        made = losses.resolve_function(
+            "loss", loss if isinstance(loss, str | nn.Module) else loss(), losses.LOSSES
+        )
         if isinstance(made, nn.CrossEntropyLoss):
             made = copy.deepcopy(made)
             made.register_forward_pre_hook(_with_labels)
         self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
-        self._loss, self._gradient_clipping = made, gradient_clipping
+        self._loss = made
+        self._gradient_clipping = gradient_clipping
         self._optimizer_parameters = dict(optimizer_parameters)
         for each in self.compss_object:
             own = {**options, "gradient_clipping": gradient_clipping}
@@ -210,13 +246,19 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         """Train, as in the other class; ``gradient_clipping`` is called before each step."""
         if self.model_parameters is not None:
             given = self._optimizer_parameters
-            if now := [own for each in self.compss_object if (own := each.optimizer_parameters) != given]:
+            if now := [
+                own for each in self.compss_object if (own := each.optimizer_parameters) != given
+            ]:
                 warn_user(
-                    f"fits ignore that optimizer_parameters, {given} in build, are {now[0]} now: build again with "
-                    "net=get_parameters(), or build with schedule=, a function of the epoch that returns a factor"
+                    f"fits ignore that optimizer_parameters, {given} in build, are {now[0]} now: "
+                    "build again with net=get_parameters(), or build with schedule=, a function "
+                    "of the epoch that returns a factor"
                 )
             if self._gradient_clipping is not None:
-                kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
+                kwargs["callbacks"] = [
+                    *kwargs.get("callbacks", ()),
+                    _BeforeSteps(self._gradient_clipping),
+                ]
         return super().fit(*args, **kwargs)
 
     @entry_point
@@ -234,8 +276,17 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         y_test: Any = None,
         **options: Unpack[FitKeywords],
     ) -> Any:
-        """Average all workers at the end of every epoch; ``make_validation=False`` ignores ``x_test``."""
-        arguments = x_train, y_train, num_batches_per_worker, num_epochs, shuffle_blocks, shuffle_block_data
+        """Average all workers at the end of every epoch; ``make_validation=False`` ignores
+        ``x_test``.
+        """
+        arguments = (
+            x_train,
+            y_train,
+            num_batches_per_worker,
+            num_epochs,
+            shuffle_blocks,
+            shuffle_block_data,
+        )
         fit = partial(super().fit_synchronous_with_GPU, *arguments)
         test = (x_test, y_test) if make_validation else (None, None)
         return self._measured(fit, options, *test, return_loss=return_loss)
@@ -256,7 +307,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         **options: Unpack[FitKeywords],
     ) -> Any:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        first, order = (x_train, y_train, num_batches_per_worker, num_epochs), (shuffle_blocks, shuffle_block_data)
+        first = (x_train, y_train, num_batches_per_worker, num_epochs)
+        order = (shuffle_blocks, shuffle_block_data)
         fit = partial(super().fit_synchronous_every_n_epochs_with_GPU, *first, n_epocs_sync, *order)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
@@ -276,8 +328,17 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return_loss: bool = False,
         **options: Unpack[FitKeywords],
     ) -> Any:
-        """Average the workers that have arrived after every epoch; late ones go on, and are merged later."""
-        arguments = x_train, y_train, num_batches_per_worker, num_epochs, shuffle_blocks, shuffle_block_data
+        """Average the workers that have arrived after every epoch; late ones go on, and are merged
+        later.
+        """
+        arguments = (
+            x_train,
+            y_train,
+            num_batches_per_worker,
+            num_epochs,
+            shuffle_blocks,
+            shuffle_block_data,
+        )
         fit = partial(super().fit_asynchronous_with_GPU, *arguments)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
@@ -299,15 +360,17 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     ) -> Curves:
         """Train as ``fit_synchronous_with_GPU``, and return the training curves with the module.
 
-        ``complete_shuffle`` shuffles all samples together before each epoch. ``y_test_to_loss`` has the targets of
-        the validation loss, ``y_test`` by default. ``function_score(true, predicted)`` of numpy arrays returns a
-        number, by default the accuracy.
+        ``complete_shuffle`` shuffles all samples together before each epoch. ``y_test_to_loss`` has
+        the targets of the validation loss, ``y_test`` by default. ``function_score(true,
+        predicted)`` of numpy arrays returns a number, by default the accuracy.
         """
         arguments = x_train, y_train, num_batches_per_worker, num_epochs
         if complete_shuffle:
             fit = partial(super().fit_synchronous_shuffle_with_GPU, *arguments)
         else:
-            fit = partial(super().fit_synchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data)
+            fit = partial(
+                super().fit_synchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data
+            )
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     @entry_point
@@ -326,16 +389,26 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         function_score: Score | None = None,
         **options: Unpack[FitKeywords],
     ) -> Curves:
-        """Train as ``fit_asynchronous_with_GPU``; the rest is as in the synchronous fit for training curves."""
+        """Train as ``fit_asynchronous_with_GPU``; the rest is as in the synchronous fit for
+        training curves.
+        """
         arguments = x_train, y_train, num_batches_per_worker, num_epochs
         if complete_shuffle:
             fit = partial(super().fit_asynchronous_shuffle_with_GPU, *arguments)
         else:
-            fit = partial(super().fit_asynchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data)
+            fit = partial(
+                super().fit_asynchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data
+            )
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     def _measured(
-        self, fit: Callable[..., nn.Module], options: FitKeywords, x_test: Any, y_test: Any, *, return_loss: bool
+        self,
+        fit: Callable[..., nn.Module],
+        options: FitKeywords,
+        x_test: Any,
+        y_test: Any,
+        *,
+        return_loss: bool,
     ) -> nn.Module | Curves:
         """Fit with validation data, and return the curves with the module if that is asked for."""
         if return_loss:
@@ -353,29 +426,39 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         y_test_to_loss: Any = None,
         function_score: Score | None = None,
     ) -> Curves:
-        score, test = function_score or accuracy, None
+        score = function_score or accuracy
+        test = None
         if x_test is not None or y_test is not None:
             test = self._test_data(options, x_test, y_test, y_test_to_loss)
         curves = CurvesOfRounds(self._loss, score, test)
         options["callbacks"] = [*options.get("callbacks", ()), curves, ScoreInTraining(score)]
         return fit(**options), *curves.lists
 
-    def _test_data(self, options: Mapping[str, Any], x_test: Any, y_test: Any, y_to_loss: Any = None) -> _TestData:
+    def _test_data(
+        self, options: Mapping[str, Any], x_test: Any, y_test: Any, y_to_loss: Any = None
+    ) -> _TestData:
         for missing, given, value in (("x_test", "y_test", x_test), ("y_test", "x_test", y_test)):
             if value is None:
                 raise TypeError(f"{given}= needs {missing}=, the other half of the validation data")
         if options.get("validation_data") is not None:
             raise TypeError("a fit takes x_test= and y_test=, or validation_data=, not both")
-        x, y = as_blocked(as_grid(x_test), self.num_workers, "x_test"), _whole(y_test, "y_test")
+        x = as_blocked(as_grid(x_test), self.num_workers, "x_test")
+        y = _whole(y_test, "y_test")
         to_loss = y if y_to_loss is None else _whole(y_to_loss, "y_test_to_loss")
         for name, each in (("y_test", y), ("y_test_to_loss", to_loss)):
             if len(each) != x.number_samples:
-                raise ValueError(f"x_test has {x.number_samples} samples and {name} {len(each)}; give one for each")
+                raise ValueError(
+                    f"x_test has {x.number_samples} samples and {name} {len(each)}; "
+                    "give one for each"
+                )
         return x, y, to_loss
 
     def _module(self, parameters: nn.Module) -> nn.Module:
         if not isinstance(parameters, nn.Module):
-            raise TypeError(f"model_parameters is a {type(parameters).__name__}; give a module like that of build")
+            raise TypeError(
+                f"model_parameters is a {type(parameters).__name__}; give a module "
+                "like that of build"
+            )
         return parameters
 
     def _result(self, net: nn.Module) -> nn.Module:
@@ -387,8 +470,9 @@ def _check_scheduler(scheduler: Callable[..., Any]) -> None:
         inspect.signature(scheduler).bind(None, T_max=1, eta_min=0.0)
     except TypeError as error:
         raise TypeError(
-            f"scheduler={scheduler!r} gets an optimizer, T_max= and eta_min=, but {error}; give schedule=, called"
-            " with the optimizer alone, such as functools.partial(StepLR, step_size=10)"
+            f"scheduler={scheduler!r} gets an optimizer, T_max= and eta_min=, but {error}; give "
+            "schedule=, called with the optimizer alone, such as functools.partial(StepLR, "
+            "step_size=10)"
         ) from error
 
 
@@ -398,10 +482,11 @@ def _whole(values: Any, name: str) -> torch.Tensor:
 
 
 def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return outputs and targets of a cross entropy, with targets of any form that dislib's programs have.
+    """Return outputs and targets of a cross entropy, with targets of any form that dislib's
+    programs have.
 
-    One-hot or soft targets get the dtype of the outputs; class numbers are integers, without a column. Raises
-    ``ValueError`` for floating-point numbers that are not class numbers.
+    One-hot or soft targets get the dtype of the outputs; class numbers are integers, without a
+    column. Raises ``ValueError`` for floating-point numbers that are not class numbers.
     """
     output, target, *others = arguments
     if target.shape == output.shape:
@@ -411,8 +496,9 @@ def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     classes = target.long()
     if target.is_floating_point() and not torch.equal(classes.to(target.dtype), target):
         raise ValueError(
-            f"targets of {target.dtype} {tuple(target.shape)} hold other numbers than classes, 0, 1, 2 and so on; "
-            f"give those, or one-hot targets of the outputs' shape, {tuple(output.shape)}"
+            f"targets of {target.dtype} {tuple(target.shape)} hold other numbers than classes, "
+            "0, 1, 2 and so on; give those, or one-hot targets of the outputs' shape, "
+            f"{tuple(output.shape)}"
         )
     return output, classes, *others
 

@@ -36,15 +36,16 @@ _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
 
 @dataclass(eq=False, repr=False)
 class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """What the classifier and the regressor have in common: a network that ``DistributedTrainer`` trains.
+    """What the classifier and the regressor have in common: a network that ``DistributedTrainer``
+    trains.
 
     Parameters
     ----------
     net:
-        ``None`` (default) for a multilayer perceptron; an ``nn.Module``, which is never modified and whose current
-        parameters are the initial ones; or a function of (inputs, outputs) that returns one, where inputs is
-        ``X.shape[1]``, and outputs the number of classes or targets. A class that needs two or more arguments is
-        also called with these two.
+        ``None`` (default) for a multilayer perceptron; an ``nn.Module``, which is never modified
+        and whose current parameters are the initial ones; or a function of (inputs, outputs) that
+        returns one, where inputs is ``X.shape[1]``, and outputs the number of classes or targets. A
+        class that needs two or more arguments is also called with these two.
     net_options:
         Keyword arguments of a class or function that is ``net``.
     hidden:
@@ -52,34 +53,39 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     optimizer:
         As in ``DistributedTrainer.build``, or just a name such as ``"sgd"``; ``"adam"`` by default.
     lr:
-        Learning rate of an optimizer that is given by name, or as a dict without ``"lr"``; 0.001 by default.
+        Learning rate of an optimizer that is given by name, or as a dict without ``"lr"``; 0.001 by
+        default.
     schedule:
-        ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as in ``build``;
-        ``None`` (default) for a constant one. A ``Schedule`` may have several steps per epoch.
+        ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or
+        as in ``build``; ``None`` (default) for a constant one. A ``Schedule`` may have several
+        steps per epoch.
     loss, metric:
         As in ``build``. ``history_`` has the metric; ``score`` is scikit-learn's.
     num_workers, engine, threads:
-        As in ``DistributedTrainer``; by default 2 workers, at most one per sample. ``"auto"`` trains X of up to a
-        million numbers in this process, with the same bits, unless there is a cluster. For other names every fit
-        starts its own engine; an ``Engine`` object is shared with clones, and the caller shuts it down.
+        As in ``DistributedTrainer``; by default 2 workers, at most one per sample. ``"auto"``
+        trains X of up to a million numbers in this process, with the same bits, unless there is a
+        cluster. For other names every fit starts its own engine; an ``Engine`` object is shared
+        with clones, and the caller shuts it down.
     num_epochs, batch_size, merge, shuffle:
-        As in ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
-        and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the batches.
+        As in ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every
+        epoch, and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the
+        batches.
     dtype:
-        Dtype that X is converted to, ``"float32"`` by default; ``None`` for no conversion (integers for an
-        embedding, bytes for a transform).
+        Dtype that X is converted to, ``"float32"`` by default; ``None`` for no conversion (integers
+        for an embedding, bytes for a transform).
     random_state:
-        An integer makes fits reproducible: it is the seed of the trainer and of the initial parameters of networks
-        that are created. With ``None`` (default) or a ``RandomState`` every fit has another seed.
+        An integer makes fits reproducible: it is the seed of the trainer and of the initial
+        parameters of networks that are created. With ``None`` (default) or a ``RandomState`` every
+        fit has another seed.
     warm_start:
         Whether ``fit`` starts from the parameters of the previous fit, with a new optimizer.
     validation_fraction:
-        Fraction of the samples, between 0 and 1, that is held out and evaluated after every round, for
-        ``history_`` and callbacks; ``None`` (default) for none.
+        Fraction of the samples, between 0 and 1, that is held out and evaluated after every round,
+        for ``history_`` and callbacks; ``None`` (default) for none.
     n_iter_no_change:
-        Number of rounds without improvement of the validation loss (or of the training loss without validation)
-        after which a fit stops with the parameters of its best round; ``None`` (default) for never. The callback
-        ``EarlyStopping`` has more options.
+        Number of rounds without improvement of the validation loss (or of the training loss without
+        validation) after which a fit stops with the parameters of its best round; ``None``
+        (default) for never. The callback ``EarlyStopping`` has more options.
     callbacks:
         ``Callback`` objects; a clone has copies.
     fit_options, build_options:
@@ -138,17 +144,27 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     n_features_in_: int = field(init=False)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters, and with ``deep`` the options in dicts, such as ``optimizer__lr``."""
+        """Return the parameters, and with ``deep`` the options in dicts, such as
+        ``optimizer__lr``.
+        """
         parameters: dict[str, Any] = super().get_params(deep=deep)
         dicts = {name: getattr(self, name) for name in _DICTS if deep}
         nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
-        options = {f"{name}__{key}": each for name, value in nested.items() for key, each in value.items()}
+        options = {
+            f"{name}__{key}": each for name, value in nested.items() for key, each in value.items()
+        }
         return {**parameters, **options}
 
     def set_params(self, **parameters: Any) -> Self:
-        """Set parameters, and options in dicts by names such as ``optimizer__lr``; return the estimator."""
-        in_dicts = [name for name in parameters if "__" in name and name.partition("__")[0] in _DICTS]
-        super().set_params(**{name: value for name, value in parameters.items() if name not in in_dicts})
+        """Set parameters, and options in dicts by names such as ``optimizer__lr``; return the
+        estimator.
+        """
+        in_dicts = [
+            name for name in parameters if "__" in name and name.partition("__")[0] in _DICTS
+        ]
+        super().set_params(
+            **{name: value for name, value in parameters.items() if name not in in_dicts}
+        )
         for name in in_dicts:
             parameter, _, option = name.partition("__")
             options = defaults.as_options(parameter, getattr(self, parameter))
@@ -161,34 +177,47 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on samples X (n, features) with labels or targets y, and return the estimator.
 
-        y has shape (n,), or (n, outputs) for several targets. ``sample_weight`` (n,) are weights in the loss, as of
-        ``DistributedTrainer.fit``. With ``warm_start``, a second fit continues the first one; its labels must be
-        among those of the first.
+        y has shape (n,), or (n, outputs) for several targets. ``sample_weight`` (n,) are weights in
+        the loss, as of ``DistributedTrainer.fit``. With ``warm_start``, a second fit continues the
+        first one; its labels must be among those of the first.
 
-        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
-        scikit-learn does not accept and for a network without an output for each class or target.
+        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for
+        data that scikit-learn does not accept and for a network without an output for each class or
+        target.
         """
         warm_start = self.warm_start and self.__sklearn_is_fitted__()
         return self._train(X, y, sample_weight, num_epochs=self.num_epochs, warm_start=warm_start)
 
     @abstractmethod
     def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
-        """Return targets for the loss, and the number of outputs of the network for a sample; set attributes.
+        """Return targets for the loss, and the number of outputs of the network for a sample; set
+        attributes.
 
         A classifier has the classes of ``labels``, or those that it had before for ``None``.
         """
 
     def _train(
-        self, X: Any, y: Any, sample_weight: Any, *, num_epochs: int, warm_start: bool, classes: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        num_epochs: int,
+        warm_start: bool,
+        classes: Any = None,
     ) -> Self:
         """Train on the samples; the labels are of these classes, by default of those that occur."""
         x, y = self._validated(X, y, reset=not warm_start, **self._target_checks)
         weights = None if sample_weight is None else np.asarray(sample_weight)
         if weights is not None and not weights.any():
-            raise ValueError("sample_weight is zero for every sample, so there is nothing to train on")
+            raise ValueError(
+                "sample_weight is zero for every sample, so there is nothing to train on"
+            )
         if not warm_start and hasattr(self, "module_"):
             del self.module_  # would not match the attributes set below if this fit fails
-        y, outputs = self._encode_targets(x, y, None if warm_start else y if classes is None else classes)
+        y, outputs = self._encode_targets(
+            x, y, None if warm_start else y if classes is None else classes
+        )
         seed = self._next_seed(warm_start)
         network = self.net, self.net_options or {}, x[:1], outputs, self.hidden, seed
         net = self.module_ if warm_start else defaults.make_network(*network)
@@ -201,22 +230,29 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         output = self._predictor(net).predict(x[:1])[0]
         if output.size != outputs:
             raise ValueError(
-                f"the network gives outputs of shape {output.shape} for a sample, but {outputs} numbers are "
-                "needed, one for each class or target; change its last layer"
+                f"the network gives outputs of shape {output.shape} for a sample, but {outputs} "
+                "numbers are needed, one for each class or target; change its last layer"
             )
         options = self._fit_options(x, y, weights, seed)
         with trainer:
             trainer.fit(**options, num_epochs=num_epochs)
         self.module_ = trainer.model().eval()
         before = self.history_ if warm_start else History()
-        rounds, epochs = len(before), before[-1]["epoch"] if before else 0
-        renumbered = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in trainer.history]
+        rounds = len(before)
+        epochs = before[-1]["epoch"] if before else 0
+        renumbered = [
+            {**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs}
+            for r in trainer.history
+        ]
         self.history_ = History([*before, *renumbered])
-        self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0  # 0 if max_time allowed no round
+        # 0 if max_time allowed no round.
+        self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0
         return self
 
     def _next_seed(self, warm_start: bool) -> int:
-        """Return the seed of this fit; a warm start has its own, so that the order of samples is not repeated."""
+        """Return the seed of this fit; a warm start has its own, so that the order of samples is
+        not repeated.
+        """
         if warm_start:
             return int(np.random.SeedSequence((self.seed_, self.n_iter_)).generate_state(1)[0])
         if isinstance(self.random_state, int | np.integer):
@@ -251,8 +287,14 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         check_fraction("validation_fraction", fraction)
         arrays = {name: array for name, array in data.items() if array is not None}
         strata = data["y"] if is_classifier(self) else None
-        parts = train_test_split(*arrays.values(), test_size=fraction, random_state=seed % 2**32, stratify=strata)
-        return {**data, **dict(zip(arrays, parts[::2], strict=True)), "validation_data": (parts[1], parts[3])}
+        parts = train_test_split(
+            *arrays.values(), test_size=fraction, random_state=seed % 2**32, stratify=strata
+        )
+        return {
+            **data,
+            **dict(zip(arrays, parts[::2], strict=True)),
+            "validation_data": (parts[1], parts[3]),
+        }
 
     def _predict_outputs(self, X: Any) -> NDArray[Any]:
         """Return the outputs of the network, computed in this process."""
@@ -264,9 +306,15 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
         ``reset`` sets ``n_features_in_``; ``target_checks`` are options of ``validate_data``.
         """
-        if isinstance(X, FileDataset) or hasattr(X, "tensors"):  # a BlockedTensor, or dislib's tensor
-            raise TypeError(f"X is a {type(X).__name__}; give an array, or train on it with DistributedTrainer")
-        allowed = {"dtype": None if self.dtype is None else np.dtype(self.dtype), "allow_nd": self.net is not None}
+        # A BlockedTensor, or dislib's tensor.
+        if isinstance(X, FileDataset) or hasattr(X, "tensors"):
+            raise TypeError(
+                f"X is a {type(X).__name__}; give an array, or train on it with DistributedTrainer"
+            )
+        allowed = {
+            "dtype": None if self.dtype is None else np.dtype(self.dtype),
+            "allow_nd": self.net is not None,
+        }
         return validate_data(self, X, *y, reset=reset, **allowed, **target_checks)
 
     def _predictor(self, net: nn.Module) -> DistributedTrainer:
@@ -274,7 +322,9 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         options = dict(self.build_options or {})
         used = {name: options[name] for name in _PREDICTION_OPTIONS if name in options}
         gpus = min(options.get("num_gpu", 0), devices.accelerators())
-        trainer = DistributedTrainer(1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads())
+        trainer = DistributedTrainer(
+            1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads()
+        )
         trainer.build(net, defaults.make_optimizer(None, None), "mse", num_gpu=gpus, **used)
         trainer.set_parameters(trainer.get_parameters())  # these are meant, with or without a fit
         return trainer

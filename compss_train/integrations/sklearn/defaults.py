@@ -15,7 +15,9 @@ from compss_train.model import devices, optimizers
 from compss_train.model.schedule import ScheduleSpec
 
 NetworkFactory: TypeAlias = Callable[..., nn.Module]
-"""A class of networks, or a function of the numbers of inputs and outputs, and of options, that returns one."""
+"""A class of networks, or a function of the numbers of inputs and outputs, and of options, that
+returns one.
+"""
 
 LEARNING_RATE = 1e-3
 """Default learning rate of optimizers given by name."""
@@ -31,17 +33,23 @@ def make_network(
 ) -> nn.Module:
     """Return the initial network for a sample of shape (1, ...): ``net`` itself if it is a module.
 
-    Otherwise its parameters are drawn as after ``torch.manual_seed(seed)``; the global random state is unchanged.
-    A class is called with the numbers of inputs and outputs if ``options`` leave it two arguments to give or more.
+    Otherwise its parameters are drawn as after ``torch.manual_seed(seed)``; the global random state
+    is unchanged. A class is called with the numbers of inputs and outputs if ``options`` leave it
+    two arguments to give or more.
     """
     if options and (net is None or isinstance(net, nn.Module)):
-        raise TypeError(f"net_options={dict(options)} are for net=, a class or a function that makes the network")
+        raise TypeError(
+            f"net_options={dict(options)} are for net=, a class or a function that "
+            "makes the network"
+        )
     if isinstance(net, nn.Module):
         return net
     inputs = sample.shape[1]
     with devices.IN_PROCESS, devices.random_state(seed, "cpu"):
         if net is not None:
-            given = [each for name, each in signature(net).parameters.items() if name not in options]
+            given = [
+                each for name, each in signature(net).parameters.items() if name not in options
+            ]
             needed = [each for each in given if each.default is each.empty]
             sizes = () if isinstance(net, type) and len(needed) < 2 else (inputs, outputs)
             return net(*sizes, **options)
@@ -50,10 +58,16 @@ def make_network(
 
 
 def perceptron(inputs: int, outputs: int, hidden: int | Sequence[int] = (100,)) -> nn.Module:
-    """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers, or one."""
+    """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers,
+    or one.
+    """
     several = hidden if isinstance(hidden, list | tuple) else (hidden,)
     widths = [inputs, *(check_count("hidden", width) for width in several)]
-    layers = [layer for before, width in pairwise(widths) for layer in (nn.Linear(before, width), nn.ReLU())]
+    layers = [
+        layer
+        for before, width in pairwise(widths)
+        for layer in (nn.Linear(before, width), nn.ReLU())
+    ]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
@@ -72,14 +86,19 @@ def as_options(name: str, value: object) -> dict[str, Any]:
     )
 
 
-def make_optimizer(optimizer: optimizers.OptimizerSpec | str | None, lr: float | None) -> optimizers.OptimizerSpec:
-    """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is not ``None``.
+def make_optimizer(
+    optimizer: optimizers.OptimizerSpec | str | None, lr: float | None
+) -> optimizers.OptimizerSpec:
+    """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is
+    not ``None``.
 
     Raises ``ValueError`` if the optimizer has its own learning rate, or could have one.
     """
     if optimizer is not None and not isinstance(optimizer, str | Mapping):
         if lr is not None:
-            raise ValueError(f"lr={lr} is for an optimizer with a name; set it in optimizer={optimizer!r}")
+            raise ValueError(
+                f"lr={lr} is for an optimizer with a name; set it in optimizer={optimizer!r}"
+            )
         return optimizer
     options = as_options("optimizer", optimizer)
     if lr is not None and "lr" in options:
@@ -90,12 +109,17 @@ def make_optimizer(optimizer: optimizers.OptimizerSpec | str | None, lr: float |
 
 
 def make_schedule(schedule: ScheduleSpec | str, num_epochs: int) -> ScheduleSpec:
-    """Return the schedule for ``DistributedTrainer.build``; those with a name end after ``num_epochs``."""
+    """Return the schedule for ``DistributedTrainer.build``; those with a name end after
+    ``num_epochs``.
+    """
     if not isinstance(schedule, str):
         return schedule
     if schedule not in SCHEDULES:
         hint = suggestion(schedule, SCHEDULES)
-        raise ValueError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}, or give one{hint}")
+        raise ValueError(
+            f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}, "
+            f"or give one{hint}"
+        )
     return partial(SCHEDULES[schedule], num_epochs=num_epochs)
 
 
@@ -110,5 +134,5 @@ def linear(epoch: float, *, num_epochs: int) -> float:
 
 
 SCHEDULES: Mapping[str, Callable[..., float]] = {"cosine": cosine, "linear": linear}
-"""Factors of the learning rate that fall from 1 to 0 over the epochs of a fit; half a cosine is that of Loshchilov
-and Hutter 2017, without restarts."""
+"""Factors of the learning rate that fall from 1 to 0 over the epochs of a fit; half a cosine is
+that of Loshchilov and Hutter 2017, without restarts."""

@@ -1,4 +1,6 @@
-"""``DistributedClassifier``, a network with an output for each class, and ``DistributedRegressor``."""
+"""``DistributedClassifier``, a network with an output for each class, and
+``DistributedRegressor``.
+"""
 
 import math
 from collections.abc import Mapping
@@ -23,16 +25,17 @@ from compss_train.model import losses, metrics
 class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ignore[misc]
     """A scikit-learn classifier whose network ``DistributedTrainer`` trains.
 
-    The parameters are those of ``DistributedEstimator``; by default the loss is ``"cross_entropy"`` and the metric
-    ``"accuracy"``. The network must return probabilities for ``categorical_cross_entropy``, their logarithms for
-    ``nn.NLLLoss``, and logits for other losses.
+    The parameters are those of ``DistributedEstimator``; by default the loss is ``"cross_entropy"``
+    and the metric ``"accuracy"``. The network must return probabilities for
+    ``categorical_cross_entropy``, their logarithms for ``nn.NLLLoss``, and logits for other losses.
 
-    ``class_weight`` are weights in the loss: a dict from labels to weights (1 for missing labels), ``"balanced"``
-    for weights inversely proportional to class frequencies, or ``None``.
+    ``class_weight`` are weights in the loss: a dict from labels to weights (1 for missing labels),
+    ``"balanced"`` for weights inversely proportional to class frequencies, or ``None``.
 
     y has one label of any type per sample.
 
-    ``classes_`` are the labels in the order of the outputs; the other attributes are in ``DistributedEstimator``.
+    ``classes_`` are the labels in the order of the outputs; the other attributes are in
+    ``DistributedEstimator``.
     """
 
     loss: str | losses.BatchFunction = "cross_entropy"
@@ -41,24 +44,39 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     classes_: NDArray[Any] = field(init=False)
 
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None
+    ) -> Self:
         """Train for one more epoch on these samples. Give the first call all ``classes``."""
         if isinstance(self.class_weight, str):
-            raise ValueError(f"class_weight={self.class_weight!r} needs all samples at once; give a dict instead")
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs all samples at once; give a dict instead"
+            )
         warm_start = self.__sklearn_is_fitted__()
         if not warm_start and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        if warm_start and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes={classes!r} are not those of the first call, {self.classes_}; omit them")
-        return self._train(X, y, sample_weight, num_epochs=1, warm_start=warm_start, classes=classes)
+        if (
+            warm_start
+            and classes is not None
+            and not np.array_equal(np.unique(classes), self.classes_)
+        ):
+            raise ValueError(
+                f"classes={classes!r} are not those of the first call, {self.classes_}; omit them"
+            )
+        return self._train(
+            X, y, sample_weight, num_epochs=1, warm_start=warm_start, classes=classes
+        )
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted label of each sample."""
-        numbers = self._predict_outputs(X).argmax(axis=1)  # before ``classes_``, which is missing until ``fit``
+        # Before ``classes_``, which is missing until ``fit``.
+        numbers = self._predict_outputs(X).argmax(axis=1)
         return np.asarray(self.classes_[numbers])
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return the probability of each class, shape (samples, classes), in the order of ``classes_``."""
+        """Return the probability of each class, shape (samples, classes), in the order of
+        ``classes_``.
+        """
         return np.asarray(np.exp(log_probabilities(self._predict_outputs(X), self.loss)))
 
     def decision_function(self, X: Any) -> NDArray[Any]:
@@ -75,7 +93,9 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         check_classification_targets(labels)
         encoder = LabelEncoder().fit(labels)
         if len(encoder.classes_) < 2:
-            raise ValueError(f"y has only one class, {encoder.classes_[0]!r}; a classifier needs at least two")
+            raise ValueError(
+                f"y has only one class, {encoder.classes_[0]!r}; a classifier needs at least two"
+            )
         self.classes_ = encoder.classes_
         return encoder.transform(y), len(self.classes_)
 
@@ -94,8 +114,8 @@ _MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite
 def log_probabilities(outputs: NDArray[Any], loss: str | losses.BatchFunction) -> NDArray[Any]:
     """Return the log probabilities of the classes, shape (samples, classes).
 
-    Outputs are probabilities if the loss is ``categorical_cross_entropy`` (``cce``, ``sce``), log probabilities if
-    it is ``nn.NLLLoss`` (both are normalized), and logits otherwise.
+    Outputs are probabilities if the loss is ``categorical_cross_entropy`` (``cce``, ``sce``), log
+    probabilities if it is ``nn.NLLLoss`` (both are normalized), and logits otherwise.
     """
     tensor = torch.from_numpy(outputs)
     function = losses.LOSSES.get(loss) if isinstance(loss, str) else loss
@@ -108,10 +128,12 @@ def log_probabilities(outputs: NDArray[Any], loss: str | losses.BatchFunction) -
 class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignore[misc]
     """A scikit-learn regressor whose network ``DistributedTrainer`` trains.
 
-    The parameters are those of ``DistributedEstimator``; the loss is ``"mse"`` by default. Scale large targets,
-    which are learned slowly, for example with ``sklearn.compose.TransformedTargetRegressor``.
+    The parameters are those of ``DistributedEstimator``; the loss is ``"mse"`` by default. Scale
+    large targets, which are learned slowly, for example with
+    ``sklearn.compose.TransformedTargetRegressor``.
 
-    ``n_outputs_`` is the number of targets per sample; the other attributes are in ``DistributedEstimator``.
+    ``n_outputs_`` is the number of targets per sample; the other attributes are in
+    ``DistributedEstimator``.
     """
 
     n_outputs_: int = field(init=False)
@@ -121,19 +143,31 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples."""
-        return self._train(X, y, sample_weight, num_epochs=1, warm_start=self.__sklearn_is_fitted__())
+        return self._train(
+            X, y, sample_weight, num_epochs=1, warm_start=self.__sklearn_is_fitted__()
+        )
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return predictions in the shape of the fitted targets, as float64 if these were, otherwise float32."""
+        """Return predictions in the shape of the fitted targets, as float64 if these were,
+        otherwise float32.
+        """
         outputs = self._predict_outputs(X)
-        return outputs.reshape(len(outputs), *self._target_shape).astype(self._target_dtype, copy=False)
+        return outputs.reshape(len(outputs), *self._target_shape).astype(
+            self._target_dtype, copy=False
+        )
 
     def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
-        """Return targets in the precision of the network, and how many; set or check their shape and dtype."""
+        """Return targets in the precision of the network, and how many; set or check their shape
+        and dtype.
+        """
         shape = y.shape[1:]
         if self.__sklearn_is_fitted__() and shape != self._target_shape:
-            raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
-        self._target_shape, self.n_outputs_ = shape, math.prod(shape)
+            raise ValueError(
+                f"y has targets of shape {shape}, but those of the first fit had "
+                f"{self._target_shape}"
+            )
+        self._target_shape = shape
+        self.n_outputs_ = math.prod(shape)
         self._target_dtype = np.dtype(np.float64 if y.dtype == np.float64 else np.float32)
         return np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32), self.n_outputs_
 

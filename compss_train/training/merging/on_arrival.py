@@ -1,8 +1,10 @@
-"""Merging each worker by itself, on arrival: commutatively in the engine (``quorum=0``), or through a server.
+"""Merging each worker by itself, on arrival: commutatively in the engine (``quorum=0``), or through
+a server.
 
 Additions commute, so that the order of arrival changes rounding only.
 
-Through a parameter server, workers push their changes layer by layer, and the parameters bypass the engine.
+Through a parameter server, workers push their changes layer by layer, and the parameters bypass the
+engine.
 """
 
 from abc import abstractmethod
@@ -27,7 +29,9 @@ class ArrivalMerger(Merger):
     """Each worker trains from its own base parameters, and merges when it arrives."""
 
     rounds_ahead = 8
-    """Maximum number of rounds that the fastest worker may be ahead of the slowest before submission pauses."""
+    """Maximum number of rounds that the fastest worker may be ahead of the slowest before
+    submission pauses.
+    """
 
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
@@ -36,8 +40,12 @@ class ArrivalMerger(Merger):
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
-        total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
-        measured = [self._train(workers, worker, self.bases.get(worker, self._initial), total) for worker in active]
+        total = sum(counts)
+        active = [worker for worker, count in enumerate(counts) if count]
+        measured = [
+            self._train(workers, worker, self.bases.get(worker, self._initial), total)
+            for worker in active
+        ]
         self._moments = None  # from now on workers have their own
         return SubmittedRound(
             round=workers.round,
@@ -62,7 +70,8 @@ class CommutativeMerger(ArrivalMerger):
 
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
-        self._rule, self._buffers = merge.rule, session.names.buffers
+        self._rule = merge.rule
+        self._buffers = session.names.buffers
         self.parameters = self.engine.publish(initial)
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
@@ -75,7 +84,9 @@ class CommutativeMerger(ArrivalMerger):
         return measured
 
     def newest(self, submitted: SubmittedRound) -> params.Parameters:
-        """Return the newest value, later contributions included: waiting would delay the other workers."""
+        """Return the newest value, later contributions included: waiting would delay the other
+        workers.
+        """
         value: params.Parameters | None = self.engine.peek(self.parameters)
         return self.engine.fetch([self.parameters])[0] if value is None else value
 
@@ -83,9 +94,9 @@ class CommutativeMerger(ArrivalMerger):
 class GlobalParameters(Closable):
     """Serves parameters, starting from ``initial``, to the tasks of the workers of a session.
 
-    Changes are added, or the server's ``optimizer`` steps the weights with them. With ``saved``, which ``save`` of
-    an earlier one returned, it continues from that. Raises ``ModuleNotFoundError``
-    without ZeroMQ (the extra ``online``).
+    Changes are added, or the server's ``optimizer`` steps the weights with them. With ``saved``,
+    which ``save`` of an earlier one returned, it continues from that. Raises
+    ``ModuleNotFoundError`` without ZeroMQ (the extra ``online``).
     """
 
     def __init__(
@@ -95,9 +106,14 @@ class GlobalParameters(Closable):
         optimizer: OptimizerSpec | None,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
-        engine, workers = session.engine, session.num_workers
+        engine = session.engine
+        workers = session.num_workers
         exchange = Exchange.of(initial, session.names, workers, stepped=optimizer is not None)
-        serve = parameter_server.serve_apart if not engine.traits.interruptible else parameter_server.serve
+        serve = (
+            parameter_server.serve_apart
+            if not engine.traits.interruptible
+            else parameter_server.serve
+        )
         host = engine.host()
         self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
@@ -115,7 +131,9 @@ class GlobalParameters(Closable):
             return self.server_address.exchange.pull(server)
 
     def save(self, timeout: float = 60.0) -> dict[str, Any]:
-        """Return what the server holds while no worker pushes; raise ``TimeoutError`` as ``pull`` does."""
+        """Return what the server holds while no worker pushes; raise ``TimeoutError`` as ``pull``
+        does.
+        """
         with self.server_address.connect(timeout=timeout) as server:
             return self.server_address.exchange.save(server)
 
@@ -125,12 +143,14 @@ class GlobalParameters(Closable):
 
 
 class ServerMerger(ArrivalMerger):
-    """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls.
+    """Every worker pushes its change to a parameter server, and continues from the parameters that
+    it pulls.
 
-    An outer optimizer runs on the server: it steps with each worker's change on arrival, layer by layer, and starts
-    fresh in every fit. Its momentum advances with every push, in each round once for every worker. A momentum of β
-    then acts like a learning rate 1 / (1 - β) times as large, with changes that were computed without it: values
-    that suit one step a round, such as 0.9, can diverge.
+    An outer optimizer runs on the server: it steps with each worker's change on arrival, layer by
+    layer, and starts fresh in every fit. Its momentum advances with every push, in each round once
+    for every worker. A momentum of β then acts like a learning rate 1 / (1 - β) times as large,
+    with changes that were computed without it: values that suit one step a round, such as 0.9, can
+    diverge.
     """
 
     name = "parameter_server"
@@ -150,10 +170,14 @@ class ServerMerger(ArrivalMerger):
         return measured
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
-        """Train each worker from its own base, and read the parameters once all have pushed their changes."""
+        """Train each worker from its own base, and read the parameters once all have pushed their
+        changes.
+        """
         submitted = super().submit(workers)
         measured = submitted.measured["workers"]
-        self.parameters = self.engine.submit(read_parameters, self._address, measured, priority=True)
+        self.parameters = self.engine.submit(
+            read_parameters, self._address, measured, priority=True
+        )
         return replace(submitted, parameters=self.parameters)
 
     def stop(self) -> None:

@@ -1,9 +1,11 @@
-"""Merging commutatively with a quorum: nobody waits for a late worker, and those that are on time learn as one.
+"""Merging commutatively with a quorum: nobody waits for a late worker, and those that are on time
+learn as one.
 
-The workers that have arrived when a merge happens are merged as synchronously, and start together from the result.
-Late ones go on, and enter the next merge with their change from the parameters that they began from. If nobody is
-late, the bits are those of synchronous merging. The grace period, a short wait for workers that are nearly done, is
-that of Liu et al. 2024 (arXiv 2401.09135).
+The workers that have arrived when a merge happens are merged as synchronously, and start together
+from the result. Late ones go on, and enter the next merge with their change from the parameters
+that they began from. If nobody is late, the bits are those of synchronous merging. The grace
+period, a short wait for workers that are nearly done, is that of Liu et al. 2024 (arXiv
+2401.09135).
 """
 
 import math
@@ -16,7 +18,11 @@ from statistics import median
 from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge
-from compss_train.training.merging.synchronous import RoundWorkers, SubmittedRound, SynchronousMerger
+from compss_train.training.merging.synchronous import (
+    RoundWorkers,
+    SubmittedRound,
+    SynchronousMerger,
+)
 from compss_train.training.session import Session
 from compss_train.worker.merge import rebased
 from compss_train.worker.train import train_group
@@ -27,7 +33,9 @@ GRACE = 0.2
 """The share of a round's time of ``Merge(grace="auto")``."""
 
 POLLS = 50
-"""How often the coordinator looks for arrivals in the time of a usual round, ``SHORTEST_POLL`` seconds at least."""
+"""How often the coordinator looks for arrivals in the time of a usual round, ``SHORTEST_POLL``
+seconds at least.
+"""
 SHORTEST_POLL = 0.001
 
 
@@ -43,13 +51,17 @@ class Quorum:
     """When the grace period began."""
 
     def is_due(
-        self, now: float, arrived: Collection[float], running: Collection[tuple[float, float]], slots: int
+        self,
+        now: float,
+        arrived: Collection[float],
+        running: Collection[tuple[float, float]],
+        slots: int,
     ) -> bool:
         """Return whether to merge now, rather than to wait for others.
 
-        ``arrived`` has how many seconds each worker took that has arrived; ``running`` has, of each other one, when
-        it began and how long it took last. ``slots`` tasks run at a time: with more workers nobody is late, as
-        some have to wait for a slot, and slow slots get fewer of them.
+        ``arrived`` has how many seconds each worker took that has arrived; ``running`` has, of each
+        other one, when it began and how long it took last. ``slots`` tasks run at a time: with more
+        workers nobody is late, as some have to wait for a slot, and slow slots get fewer of them.
         """
         if not running:
             return True
@@ -90,13 +102,17 @@ class QuorumMerger(SynchronousMerger):
     name = "commutative"
     by_rounds = False
     rounds_ahead = 8
-    """Maximum number of rounds that the fastest worker may be ahead of the slowest before it waits."""
+    """Maximum number of rounds that the fastest worker may be ahead of the slowest before it
+    waits.
+    """
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         super().__init__(session, merge, initial)
         grace = GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
         self._quorum = Quorum(SHARE if merge.quorum is None else merge.quorum, grace)
-        self._waiting: list[deque[tuple[RoundWorkers, SubmittedRound]]] = [deque() for _ in session.groups]
+        self._waiting: list[deque[tuple[RoundWorkers, SubmittedRound]]] = [
+            deque() for _ in session.groups
+        ]
         """The rounds of each worker that have not begun."""
         self._running: dict[int, _Running] = {}
         self._seconds: dict[int, float] = {}
@@ -118,7 +134,9 @@ class QuorumMerger(SynchronousMerger):
         return submitted
 
     def _begin(self, worker: int) -> None:
-        """Start the worker's next round with samples from the newest parameters, unless it is running."""
+        """Start the worker's next round with samples from the newest parameters, unless it is
+        running.
+        """
         waiting = self._waiting[worker]
         while waiting and worker not in self._running:
             workers, submitted = waiting.popleft()
@@ -126,12 +144,19 @@ class QuorumMerger(SynchronousMerger):
                 trained, measured = workers.submit(worker, train_group, *self._start(), True)
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(measured)
-                began, last = time.monotonic(), self._seconds.get(worker, 0.0)
-                self._running[worker] = _Running(submitted, trained, measured, self.parameters, began, last)
+                began = time.monotonic()
+                last = self._seconds.get(worker, 0.0)
+                self._running[worker] = _Running(
+                    submitted, trained, measured, self.parameters, began, last
+                )
             submitted.states[worker] = self.session.states[worker]
 
-    def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
-        """Merge the workers that have arrived, if it is time, and look again within ``timeout`` seconds."""
+    def wait(
+        self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]
+    ) -> bool:
+        """Merge the workers that have arrived, if it is time, and look again within ``timeout``
+        seconds.
+        """
         now = time.monotonic()
         running = {task.measured: task for task in self._running.values() if task.seconds is None}
         arrived = self.engine.arrived([*running])
@@ -139,22 +164,32 @@ class QuorumMerger(SynchronousMerger):
         for measured in arrived:
             task = running.pop(measured)
             task.seconds = now - task.began
-        there = {worker: task.seconds for worker, task in sorted(self._running.items()) if task.seconds is not None}
+        there = {
+            worker: task.seconds
+            for worker, task in sorted(self._running.items())
+            if task.seconds is not None
+        }
         # Unless somebody may begin a new round, nobody gains by a merge without the others.
         if there and (not running or any(self._waiting[worker] for worker in there)):
             others = [(task.began, task.last) for task in running.values()]
-            if self._quorum.is_due(now, there.values(), others, self.engine.slots(self.session.resources)):
+            if self._quorum.is_due(
+                now, there.values(), others, self.engine.slots(self.session.resources)
+            ):
                 for complete in self._merge_workers(there):
                     evaluate(complete)
         usual = median(self._seconds.values()) if self._seconds else 0.0
         soon = min(timeout, max(SHORTEST_POLL, usual / POLLS))
         if not submitted.unmerged:
             return self.engine.wait(submitted.refs, soon)
-        self.engine.wait([task.measured for task in self._running.values() if task.seconds is None], soon)
+        self.engine.wait(
+            [task.measured for task in self._running.values() if task.seconds is None], soon
+        )
         return False
 
     def _merge_workers(self, there: Mapping[int, float]) -> list[SubmittedRound]:
-        """Merge these workers as synchronously, and start them together; return the rounds that this completes."""
+        """Merge these workers as synchronously, and start them together; return the rounds that
+        this completes.
+        """
         tasks = {worker: self._running.pop(worker) for worker in there}
         self._seconds |= there
         trained: dict[int, Ref] = {}

@@ -1,6 +1,8 @@
-"""``RoundWorkers``, the tasks that train a round; ``Merger``, the interface of all kinds; and synchronous merging.
+"""``RoundWorkers``, the tasks that train a round; ``Merger``, the interface of all kinds; and
+synchronous merging.
 
-The latter is a weighted average by a tree of tasks. Mergers work on references, and wait only where they say so.
+The latter is a weighted average by a tree of tasks. Mergers work on references, and wait only where
+they say so.
 """
 
 import math
@@ -31,7 +33,9 @@ ARITIES = (4, 8, 16, 32, 64)
 """Maximum number of versions of the parameters that a task of the tree adds up."""
 
 BYTES_PER_SECOND = 1e9
-"""Rough rate at which a task reads and adds up parameters, measured with 100 MB of files in memory."""
+"""Rough rate at which a task reads and adds up parameters, measured with 100 MB of files in
+memory.
+"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,19 +52,25 @@ class RoundWorkers:
     is_total: bool = False
     """Whether the shuffle is total, so that passes list their samples."""
     check_outputs: bool = False
-    """Whether to check the outputs of the first batches against the loss, as in the first round of a fit."""
+    """Whether to check the outputs of the first batches against the loss, as in the first round of
+    a fit.
+    """
     traced: frozenset[int] = frozenset()
     """The workers that ``torch.profiler`` traces."""
 
     def submit(
         self, group: int, task: Callable[..., Any], parameters: Ref, *args: Any, returns: int = 3
     ) -> list[Ref]:
-        """Submit ``train_group`` or ``train_worker`` for a group, with the rest of the task's ``args``.
+        """Submit ``train_group`` or ``train_worker`` for a group, with the rest of the task's
+        ``args``.
 
         The session keeps the states that it returns, and its other results are returned here.
         """
-        session, samples, schedule = self.session, self._samples(group), self.session.model.built.lr_schedule
-        files, first = self.data.source.files_of(samples.blocks), session.groups[group].start
+        session = self.session
+        samples = self._samples(group)
+        schedule = self.session.model.built.lr_schedule
+        files = self.data.source.files_of(samples.blocks)
+        first = session.groups[group].start
         works = [
             Work(
                 block_passes=samples.assignments[worker - first],
@@ -73,7 +83,9 @@ class RoundWorkers:
                 starts=samples.starts,
                 files=files,
                 draws=self.round.draws[worker] if self.round.draws else None,
-                hyperparameters=None if schedule is None else self._hyperparameters(worker, schedule),
+                hyperparameters=None
+                if schedule is None
+                else self._hyperparameters(worker, schedule),
                 check_outputs=self.check_outputs,
                 traced=worker in self.traced,
             )
@@ -85,9 +97,13 @@ class RoundWorkers:
         result, session.states[group], *others = refs
         return [result, *others]
 
-    def _hyperparameters(self, worker: int, schedule: LrSchedule) -> dict[int, TimedHyperparameters]:
+    def _hyperparameters(
+        self, worker: int, schedule: LrSchedule
+    ) -> dict[int, TimedHyperparameters]:
         """Return the hyperparameters of a worker by epoch."""
-        epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.last_epoch}
+        epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {
+            self.round.last_epoch
+        }
         span = self.round.spans[worker] if self.round.spans else (Fraction(0), Fraction(1))
         key = frozenset(epochs), span
         if key not in self._timed:
@@ -106,7 +122,9 @@ class RoundWorkers:
         assignments = self.round.assignments[workers.start : workers.stop]
         if not self.is_total:
             # Each once, in order of first use.
-            numbers = tuple(dict.fromkeys([block_pass.block for own in assignments for block_pass in own]))
+            numbers = tuple(
+                dict.fromkeys([block_pass.block for own in assignments for block_pass in own])
+            )
             return GroupSamples(self.data.values(numbers), assignments, numbers)
         numbers = self.data.holding(samples_of(assignments))
         starts = tuple([self.data.starts[number] for number in numbers])
@@ -118,7 +136,9 @@ class RoundWorkers:
         if self.data.mapped:
             return {}
         groups = (slice(group.start, group.stop) for group in self.session.groups)
-        return dict(enumerate(cut_blocks(self.data, [self.round.assignments[group] for group in groups])))
+        return dict(
+            enumerate(cut_blocks(self.data, [self.round.assignments[group] for group in groups]))
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -129,8 +149,8 @@ class SubmittedRound:
     tasks: list[list[int]]
     """The workers that each task trains."""
     measured: dict[str, list[Ref]]
-    """References to lists of measurements: of the ``workers``, and of the validation data, by the prefixes of their
-    names."""
+    """References to lists of measurements: of the ``workers``, and of the validation data, by the
+    prefixes of their names."""
     parameters: Ref
     """The global parameters after the round."""
     states: list[GroupState | Ref]
@@ -138,7 +158,9 @@ class SubmittedRound:
     merge_state: MergeState[Ref] = NOTHING_KEPT
     """What merges keep besides the parameters, after the round."""
     unmerged: int = 0
-    """Number of workers whose merges have not been submitted; until then ``parameters`` are older ones."""
+    """Number of workers whose merges have not been submitted; until then ``parameters`` are older
+    ones.
+    """
 
     @property
     def refs(self) -> list[Ref]:
@@ -148,11 +170,16 @@ class SubmittedRound:
     def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
         """Return the measurements by the same keys."""
         values = iter(engine.fetch(self.refs, small=True))
-        return {name: [part for _ in refs for part in next(values)] for name, refs in self.measured.items()}
+        return {
+            name: [part for _ in refs for part in next(values)]
+            for name, refs in self.measured.items()
+        }
 
 
 class Merger(ABC):
-    """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
+    """Submits the training and merging of rounds, and keeps the reference to the global
+    parameters.
+    """
 
     name: ClassVar[MergeKind]
     rounds_ahead: ClassVar[int] = 1
@@ -162,11 +189,17 @@ class Merger(ABC):
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         """Continue from what the merges of the last fit kept; ``merge`` has every option set."""
-        self.session, self.engine, self.merge = session, session.engine, merge
+        self.session = session
+        self.engine = session.engine
+        self.merge = merge
         self.parameters = self.engine.publish(initial)
         """The global parameters after the last round that was submitted."""
         kept = vars(session.merge_state).items()
-        new = {name: self.engine.publish(value) for name, value in kept if not isinstance(value, Ref | None)}
+        new = {
+            name: self.engine.publish(value)
+            for name, value in kept
+            if not isinstance(value, Ref | None)
+        }
         self.state: MergeState[Ref] = replace(session.merge_state, **new)
         """What is kept besides the parameters."""
         self.bases: dict[int, Ref] = {}
@@ -176,20 +209,27 @@ class Merger(ABC):
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Submit the training and merging of a round."""
 
-    def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
-        """Wait for a round at most ``timeout`` seconds; return whether it is complete, with its measurements.
+    def wait(
+        self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]
+    ) -> bool:
+        """Wait for a round at most ``timeout`` seconds; return whether it is complete, with its
+        measurements.
 
         Calls ``evaluate`` with each round whose last workers are merged meanwhile.
         """
         return self.engine.wait(submitted.refs, timeout)
 
     def after(self, submitted: SubmittedRound) -> Parameters:
-        """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""
+        """Return the global parameters after a round; no later round was submitted, or later rounds
+        are ignored.
+        """
         value: Parameters = self.engine.fetch([submitted.parameters])[0]
         return value
 
     def newest(self, submitted: SubmittedRound) -> Parameters:
-        """Return the global parameters after the last complete round; waits for its merge if necessary."""
+        """Return the global parameters after the last complete round; waits for its merge if
+        necessary.
+        """
         return self.after(submitted)
 
     def stop(self) -> None:
@@ -198,7 +238,9 @@ class Merger(ABC):
 
 
 class SynchronousMerger(Merger):
-    """Every worker starts a round from the global parameters; their average, or a step towards it, ends it."""
+    """Every worker starts a round from the global parameters; their average, or a step towards it,
+    ends it.
+    """
 
     name: ClassVar[MergeKind] = "synchronous"
     by_rounds = True
@@ -208,7 +250,9 @@ class SynchronousMerger(Merger):
         merge = self.merge
         return MergeRule(
             names=self.session.names,
-            optimizer=None if merge.outer_optimizer is None else optimizer_factory(merge.outer_optimizer),
+            optimizer=None
+            if merge.outer_optimizer is None
+            else optimizer_factory(merge.outer_optimizer),
             moments=merge.optimizer_state == "average",
             compressed=merge.dtype is not None,
             decay=merge.decay("merges"),
@@ -226,7 +270,9 @@ class SynchronousMerger(Merger):
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
-        groups, counts, start = self.session.groups, workers.round.counts, self._start()
+        groups = self.session.groups
+        counts = workers.round.counts
+        start = self._start()
         active = ([worker for worker in group if counts[worker]] for group in groups)
         tasks = {group: members for group, members in enumerate(active) if members}
         merged: Mapping[str, Ref]
@@ -234,7 +280,9 @@ class SynchronousMerger(Merger):
             results = workers.submit(next(iter(tasks)), train_worker, *start[:2])
             merged = dict(zip(("parameters", "measured"), results, strict=True))
         else:
-            trained = {groups[g].start: workers.submit(g, train_group, *start, returns=2)[0] for g in tasks}
+            trained = {
+                groups[g].start: workers.submit(g, train_group, *start, returns=2)[0] for g in tasks
+            }
             merged = self._merge(trained)
         self._continue_from(merged)
         return SubmittedRound(
@@ -247,7 +295,9 @@ class SynchronousMerger(Merger):
         )
 
     def _start(self) -> tuple[Ref, Ref | None, Ref | None]:
-        """Return what workers start a round from: parameters, moments, and the average that they continue."""
+        """Return what workers start a round from: parameters, moments, and the average that they
+        continue.
+        """
         averaged = self.state.averaged if self.merge.averaging_unit == "steps" else None
         return self.parameters, self.state.moments, averaged
 
@@ -267,7 +317,8 @@ class SynchronousMerger(Merger):
 
 
 def best_arity(task_seconds: float, size: int) -> int:
-    """Return how many versions of ``size`` bytes a task should add up to minimize the time through the tree.
+    """Return how many versions of ``size`` bytes a task should add up to minimize the time through
+    the tree.
 
     A tree of arity a has log n / log a levels; on each, a task reads a versions.
     """
@@ -278,9 +329,9 @@ def best_arity(task_seconds: float, size: int) -> int:
 def sum_by_tree(engine: Engine, trained: Mapping[int, Ref], arity: int) -> list[Ref]:
     """Submit the tasks that add up the results of many workers.
 
-    ``trained`` has results, or sums of aligned ranges of workers, by the number of their first worker, in ascending
-    order. Each task adds up an aligned range too, so that the bits do not depend on the ranges (``weighted_mean``).
-    Returns at most ``arity`` results and sums.
+    ``trained`` has results, or sums of aligned ranges of workers, by the number of their first
+    worker, in ascending order. Each task adds up an aligned range too, so that the bits do not
+    depend on the ranges (``weighted_mean``). Returns at most ``arity`` results and sums.
     """
     size = arity
     while len(trained) > arity:

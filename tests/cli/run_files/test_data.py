@@ -35,7 +35,11 @@ INPUTS = {
     "nested": lambda pandas: ({"a": [X, Y], "b": Y}, {"c": Y}),
     "frame": lambda pandas: (categories(pandas), Y),
     "frame among inputs": lambda pandas: ({"a": X, "b": categories(pandas)}, pandas.Series(Y)),
-    "frames of numbers": lambda pandas: (pandas.DataFrame(X), pandas.Series(Y), pandas.Series(Y / 20)),
+    "frames of numbers": lambda pandas: (
+        pandas.DataFrame(X),
+        pandas.Series(Y),
+        pandas.Series(Y / 20),
+    ),
 }
 
 
@@ -81,7 +85,8 @@ WEIGHTED = [{"x": "x.npy", "y": "y.npy", "weight": "w.npy"}, {"import": f"{__nam
 
 def test_all_forms_of_naming_arrays_are_equivalent():
     for table in (*FORMS, *WEIGHTED):
-        plain, cut = read_section(table), read_section({**table, "blocks": 4})
+        plain = read_section(table)
+        cut = read_section({**table, "blocks": 4})
         weights = Y / 20 if table in WEIGHTED else None
         for part, blocked, expected in zip(plain, cut, (X, Y, weights), strict=True):
             if expected is None:
@@ -95,8 +100,10 @@ def test_all_forms_of_naming_arrays_are_equivalent():
 @pytest.mark.parametrize("kind", INPUTS)
 def test_several_inputs_and_frames_are_cut_into_blocks(kind):
     table = {"import": f"{__name__}:inputs", "kind": kind}
-    plain, cut = read_section(table), read_section({**table, "blocks": 4})
-    whole, source = as_data_source(plain.x, plain.y, 1), as_data_source(cut.x, cut.y, 1)
+    plain = read_section(table)
+    cut = read_section({**table, "blocks": 4})
+    whole = as_data_source(plain.x, plain.y, 1)
+    source = as_data_source(cut.x, cut.y, 1)
     assert source.sizes == (5, 5, 5, 5)
     assert source.structure == whole.structure
     assert source.coding == (whole.coding if kind != "frames of numbers" else {})
@@ -163,15 +170,24 @@ def test_validation_files_are_read_as_those_of_the_data(files, more):
         ({"files": "x.npy", "blocks": 3}, "unknown key blocks"),
         (
             {"import": f"{__name__}:only_categories", "blocks": 3},
-            "blocks=3 cuts arrays, and x is a DataFrame with categories: leave blocks out, or give an array",
+            (
+                "blocks=3 cuts arrays, and x is a DataFrame with categories: leave blocks out, or "
+                "give an array"
+            ),
         ),
         (
             {"import": f"{__name__}:data_set", "blocks": 3},
-            "blocks=3 cuts arrays, and x is a Samples: leave blocks out; Samples(dataset, blocks=...) cuts a data",
+            (
+                "blocks=3 cuts arrays, and x is a Samples: leave blocks out; Samples(dataset, "
+                "blocks=...) cuts a data"
+            ),
         ),
         ({"files": "none/*.npz"}, "files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, "on_bad_file='shout': choose one of"),
-        ({"import": f"{__name__}:many"}, "many returned 4 values; give x and y, x alone, or x, y and weights"),
+        (
+            {"import": f"{__name__}:many"},
+            ("many returned 4 values; give x and y, x alone, or x, y and weights"),
+        ),
         ({"import": f"{__name__}:pair", "n": 3}, "pair() got an unexpected keyword argument 'n'"),
     ],
     ids=str,
@@ -186,8 +202,14 @@ def test_invalid_data_are_an_error(table, message):
 
 @given(st.integers(2, 50), st.floats(0.02, 0.98), st.integers(0, 5), st.booleans())
 def test_a_split_keeps_every_sample_with_its_target_and_weight(number, fraction, seed, tensors):
-    x, y, weight = np.arange(number) * 2, np.arange(number), np.arange(number) / 4
-    dataset = Dataset(torch.from_numpy(x), torch.from_numpy(y), weight) if tensors else Dataset(x, y, weight)
+    x = np.arange(number) * 2
+    y = np.arange(number)
+    weight = np.arange(number) / 4
+    dataset = (
+        Dataset(torch.from_numpy(x), torch.from_numpy(y), weight)
+        if tensors
+        else Dataset(x, y, weight)
+    )
     count = round(number * fraction)
     if not 0 < count < number:
         with pytest.raises(ValueError, match="give another fraction"):
@@ -202,7 +224,9 @@ def test_a_split_keeps_every_sample_with_its_target_and_weight(number, fraction,
 
 
 def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
-    chosen = [split_validation(Dataset(np.arange(100)), 0.3, seed)[1].x.tolist() for seed in (1, 1, 2)]
+    chosen = [
+        split_validation(Dataset(np.arange(100)), 0.3, seed)[1].x.tolist() for seed in (1, 1, 2)
+    ]
     assert chosen[0] == chosen[1] != chosen[2]
     dataset = Dataset(BlockedTensor.from_array(np.arange(40), (4, 1)))
     training, validation = split_validation(dataset, 0.25, 0)
@@ -210,7 +234,9 @@ def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
     assert sorted([*training.x.collect(), *validation.x]) == list(range(40))
 
 
-@pytest.mark.parametrize("y", [3, np.array(3), iter(range(20))], ids=["number", "array", "iterator"])
+@pytest.mark.parametrize(
+    "y", [3, np.array(3), iter(range(20))], ids=["number", "array", "iterator"]
+)
 def test_a_split_names_what_has_no_samples(y):
     with pytest.raises((TypeError, ValueError), match=r"this value is a scalar|iterator"):
         split_validation(Dataset(X, y), 0.25, 0)
@@ -232,13 +258,19 @@ def frame():
     ids=["frame", "dict", "tuple", "sequences"],
 )
 def test_a_split_keeps_what_a_fit_takes(make, number_of):
-    """Frames with their columns and categories, several inputs, and sequences that differ in length."""
+    """Frames with their columns and categories, several inputs, and sequences that differ in
+    length.
+    """
     training, validation = split_validation(Dataset(make(), Y), 0.25, 0)
     whole = as_data_source(make(), Y, 2)
     for part, size in ((training, 15), (validation, 5)):
         assert [int(each) for each in number_of(part.x)] == part.y.tolist()
         source = as_data_source(part.x, part.y, 2)
-        assert (source.number_samples, source.structure, source.coding) == (size, whole.structure, whole.coding)
+        assert (source.number_samples, source.structure, source.coding) == (
+            size,
+            whole.structure,
+            whole.coding,
+        )
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -251,11 +283,19 @@ class Pairs(torch.utils.data.Dataset):
 
 def hugging_face():
     datasets = pytest.importorskip("datasets")
-    return datasets.Dataset.from_dict({"x": [float(n) for n in range(10)], "label": [n % 2 for n in range(10)]})
+    return datasets.Dataset.from_dict(
+        {"x": [float(n) for n in range(10)], "label": [n % 2 for n in range(10)]}
+    )
 
 
 @pytest.mark.parametrize(
-    "make", [Pairs, lambda: Samples(Pairs(), blocks=2), lambda: DataLoader(Pairs(), batch_size=3), hugging_face]
+    "make",
+    [
+        Pairs,
+        lambda: Samples(Pairs(), blocks=2),
+        lambda: DataLoader(Pairs(), batch_size=3),
+        hugging_face,
+    ],
 )
 def test_a_split_data_set_keeps_samples_with_their_weights(make):
     training, validation = split_validation(Dataset(make(), weight=np.arange(10) / 4), 0.3, 0)

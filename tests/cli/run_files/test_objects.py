@@ -20,7 +20,9 @@ from compss_train.cli.run_files.training import FIT
 def test_strings_name_objects_and_tables_call_them():
     assert resolve("import:math:pi") == math.pi
     assert resolve("import:torch:Tensor.float") is torch.Tensor.float
-    layer = resolve({"import": "torch.nn:Linear", "in_features": 3, "out_features": 2, "bias": False})
+    layer = resolve(
+        {"import": "torch.nn:Linear", "in_features": 3, "out_features": 2, "bias": False}
+    )
     assert isinstance(layer, nn.Linear)
     assert (layer.in_features, layer.bias) == (3, None)
     linear = resolve({"partial": "torch.nn:Linear", "in_features": 3})
@@ -43,12 +45,21 @@ def test_objects_are_resolved_at_any_depth_with_arguments():
         ("import:math", 'names no object: write "module:name"'),
         ({"import": 3}, "names no object"),
         ("import:torch.nn:Linar", "torch.nn has no Linar"),
-        ("import:nowhere.at.all:x", "No module named 'nowhere'; install it, or put its file next to"),
+        (
+            "import:nowhere.at.all:x",
+            ("No module named 'nowhere'; install it, or put its file next to"),
+        ),
         ({"import": "math:pi"}, 'cannot be called; for the object itself write "import:math:pi"'),
-        ({"import": "torch.nn:Linear", "in_feature": 1}, "unexpected keyword argument 'in_feature'"),
+        (
+            {"import": "torch.nn:Linear", "in_feature": 1},
+            ("unexpected keyword argument 'in_feature'"),
+        ),
         ({"import": "torch.nn:Linear", "partial": "a:b"}, "not both"),
         ({"import": "builtins:dict", "arguments": 3}, "arguments = 3"),
-        ({"import": "torch.nn:Linear", "in_features": -1, "out_features": 1}, "calling torch.nn:Linear failed"),
+        (
+            {"import": "torch.nn:Linear", "in_features": -1, "out_features": 1},
+            ("calling torch.nn:Linear failed"),
+        ),
         ({"import": "builtins:dict", "a": {"import": "math:po"}}, "math has no po"),
     ],
 )
@@ -77,7 +88,10 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch, raises)
         ({"num_epochs": 3, "merge": {"evry": 2}}, "merge: unknown key evry"),
         ({"num_epochs": 3, "merge": {"every": -1}}, "merge: every=-1"),
         ({"num_epochs": 3, "buffer": {"kind": "FIFO"}}, "buffer: capacity is missing"),
-        ({"num_epochs": "import:operator:negg"}, "num_epochs: 'operator:negg': operator has no negg"),
+        (
+            {"num_epochs": "import:operator:negg"},
+            ("num_epochs: 'operator:negg': operator has no negg"),
+        ),
     ],
 )
 def test_wrong_keys_are_an_error(table, name, raises):
@@ -87,12 +101,16 @@ def test_wrong_keys_are_an_error(table, name, raises):
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 plain = st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False), st.datetimes())
-values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=4)
+values = st.recursive(
+    plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=4
+)
 
 
 @given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
 def test_a_dumped_file_has_all_values_seed_and_home(table):
-    run_file = RunFile(Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}})
+    run_file = RunFile(
+        Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}}
+    )
     seeded = {**run_file.section("trainer"), "seed": 3}
     expected = {**table, "trainer": seeded, "output": {"csv": True}, "home": "/home/me"}
     assert tomllib.loads(run_file.dumps(3)) == expected

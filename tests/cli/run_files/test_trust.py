@@ -11,7 +11,10 @@ from compss_train.cli.run_files.trust import check_trust, modules_beside, workin
 from tests.helpers.processes import ROOT, leftovers, session
 from tests.helpers.waiting import wait_until
 
-NETWORK = "import torch\nfrom helping import width\n\ndef net():\n    return torch.nn.Linear(5, width())\n"
+NETWORK = (
+    "import torch\nfrom helping import width\n\ndef net():\n    return torch.nn.Linear(5, "
+    "width())\n"
+)
 HELPING = "def width():\n    import deeper.part\n    return deeper.part.WIDTH\n"
 SPY = "open({marker!r}, 'a').write(__name__ + ' ')\n"
 RUN = """
@@ -27,16 +30,27 @@ output = { report = false }
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of modules, of which ``nets`` needs two others, and one that is called as one of Python's."""
+    """A folder of modules, of which ``nets`` needs two others, and one that is called as one of
+    Python's.
+    """
     (tmp_path / "deeper").mkdir()
-    texts = {"nets": NETWORK, "helping": HELPING, "deeper/part": "WIDTH = 3\n", "profile": "1 / 0\n"}
+    texts = {
+        "nets": NETWORK,
+        "helping": HELPING,
+        "deeper/part": "WIDTH = 3\n",
+        "profile": ("1 / 0\n"),
+    }
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
 
 def test_modules_of_the_folder_are_found_by_reading(folder):
-    assert modules_beside(folder, ["nets:net", "torch.nn:Linear", "nowhere:net"]) == ["deeper", "helping", "nets"]
+    assert modules_beside(folder, ["nets:net", "torch.nn:Linear", "nowhere:net"]) == [
+        "deeper",
+        "helping",
+        "nets",
+    ]
     assert modules_beside(folder, ["deeper.part:WIDTH"]) == ["deeper"]
     assert modules_beside(folder, ["torch:load"]) == []
 
@@ -72,11 +86,19 @@ def test_only_these_can_be_imported_from_the_folder(folder, monkeypatch):
 
 
 def test_all_but_classes_of_layers_and_optimizers_are_named(folder, capsys):
-    objects = ["torch.nn:Linear", "torch.optim:SGD", "compss_train:Gradients", "torch:load", "torch.nn:Module.eval"]
+    objects = [
+        "torch.nn:Linear",
+        "torch.optim:SGD",
+        "compss_train:Gradients",
+        "torch:load",
+        "torch.nn:Module.eval",
+    ]
     objects += ["torch.optim:Tensor", "numpy:load", "nets:net", "torch.nn:gone"]
     check_trust(read_run_file(written(folder, *objects)), trusted=False)
     said = capsys.readouterr().err
-    named = "nets:net, numpy:load, torch.nn:Module.eval, torch.nn:gone, torch.optim:Tensor, torch:load"
+    named = (
+        "nets:net, numpy:load, torch.nn:Module.eval, torch.nn:gone, torch.optim:Tensor, torch:load"
+    )
     assert f"runs {named}, with deeper, helping, nets from {folder} (--trust to hide this)" in said
     check_trust(read_run_file(written(folder, *objects[:3])), trusted=False)
     check_trust(read_run_file(written(folder, *objects)), trusted=True)
@@ -91,21 +113,33 @@ def test_names_cannot_hide_the_line_that_names_them(folder, capsys):
     assert not {"\x1b", "\r"} & {*said}
 
 
-@pytest.mark.parametrize("name", ["torch.serialization:os.system", "torch.nn.functional:torch._C.sys.exit"])
+@pytest.mark.parametrize(
+    "name", ["torch.serialization:os.system", "torch.nn.functional:torch._C.sys.exit"]
+)
 def test_names_do_not_leave_their_package(name):
     with pytest.raises(ValueError, match=r"leaves torch: name the module \w+ itself|has no"):
         load_object(name)
 
 
 def test_a_run_does_not_run_files_named_as_modules_of_torch_and_python_and_leaves_nothing(tmp_path):
-    home, marker = tmp_path / "run", tmp_path / "marker"
+    home = tmp_path / "run"
+    marker = tmp_path / "marker"
     home.mkdir()
-    names = {*sys.stdlib_module_names, *(name.partition(".")[0] for name in sys.modules), "tree", "pandas", "loky"}
+    names = {
+        *sys.stdlib_module_names,
+        *(name.partition(".")[0] for name in sys.modules),
+        "tree",
+        "pandas",
+        "loky",
+    }
     for name in names - {"compss_train", "torch"}:
         (home / f"{name}.py").write_text(SPY.format(marker=str(marker)))
     (home / "my_net.py").write_text("import torch\n\nclass Net(torch.nn.Linear):\n    pass\n")
     (home / "run.toml").write_text(RUN)
-    program = "import sys; sys.path.remove(''); from compss_train.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = (
+        "import sys; sys.path.remove(''); from compss_train.cli import main; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program, "fit", str(home / "run.toml")],
         cwd=tmp_path,
@@ -124,5 +158,7 @@ def test_a_run_does_not_run_files_named_as_modules_of_torch_and_python_and_leave
 
 def written(folder: Path, *objects: str) -> Path:
     path = folder / "run.toml"
-    path.write_text("[build]\n" + "".join(f'a{n} = {{ import = "{name}" }}\n' for n, name in enumerate(objects)))
+    path.write_text(
+        "[build]\n" + "".join(f'a{n} = {{ import = "{name}" }}\n' for n, name in enumerate(objects))
+    )
     return path

@@ -1,4 +1,6 @@
-"""An application that COMPSs aborts while the coordinator waits: a task of another library always fails."""
+"""An application that COMPSs aborts while the coordinator waits: a task of another library always
+fails.
+"""
 
 import sys
 

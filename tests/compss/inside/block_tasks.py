@@ -1,4 +1,6 @@
-"""Tasks of another library that make blocks as dislib does: returned, or put into a collection of placeholders."""
+"""Tasks of another library that make blocks as dislib does: returned, or put into a collection of
+placeholders.
+"""
 
 import numpy as np
 from pycompss.api.parameter import COLLECTION_OUT

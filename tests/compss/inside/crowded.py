@@ -1,4 +1,6 @@
-"""Runs tasks at the same time: each waits for all others. The arguments are a folder and the number of tasks."""
+"""Runs tasks at the same time: each waits for all others. The arguments are a folder and the number
+of tasks.
+"""
 
 import os
 import sys
@@ -15,7 +17,8 @@ def meet(folder, number, total):
 
 
 if __name__ == "__main__":
-    folder, total = Path(sys.argv[1]), int(sys.argv[2])
+    folder = Path(sys.argv[1])
+    total = int(sys.argv[2])
     with CompssEngine() as engine:
         refs = [engine.submit(meet, folder, number, total) for number in range(total)]
         print("met", engine.fetch(refs, small=True))

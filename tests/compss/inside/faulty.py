@@ -1,4 +1,6 @@
-"""Trains networks that fail: faulty.py raise|die|wait|stop|kill|never FLAG_FILE; stop and kill happen once."""
+"""Trains networks that fail: faulty.py raise|die|wait|stop|kill|never FLAG_FILE; stop and kill
+happen once.
+"""
 
 import hashlib
 import os
@@ -46,8 +48,13 @@ def main():
     trainer.build(Faulty(how, flag), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
     merge = "commutative" if how == "raise" else "synchronous"
     epochs = 3 if timed else 100
-    fitted = trainer.fit(x, (x.sum(1) > 0).astype(np.int64), num_epochs=epochs, batch_size=5, merge=merge)
-    print("trained to the end", hashlib.sha256(b"".join(array.tobytes() for array in fitted.values())).hexdigest())
+    fitted = trainer.fit(
+        x, (x.sum(1) > 0).astype(np.int64), num_epochs=epochs, batch_size=5, merge=merge
+    )
+    print(
+        "trained to the end",
+        hashlib.sha256(b"".join(array.tobytes() for array in fitted.values())).hexdigest(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Trains a small network and writes the result: the arguments are the result's file and options of ``fit``.
+"""Trains a small network and writes the result: the arguments are the result's file and options of
+``fit``.
 
-``fit.py result.json workers=3 blocks=6 hidden=16 num_epochs=2 merge=commutative``. Several ``shuffles`` separated
-by commas run as many fits, one after the other.
+``fit.py result.json workers=3 blocks=6 hidden=16 num_epochs=2 merge=commutative``. Several
+``shuffles`` separated by commas run as many fits, one after the other.
 """
 
 import hashlib
@@ -16,7 +17,14 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge
 
-OURS = {"workers": 2, "blocks": 4, "hidden": 16, "samples": 60, "shuffles": "blocks", "engine": "auto"}
+OURS = {
+    "workers": 2,
+    "blocks": 4,
+    "hidden": 16,
+    "samples": 60,
+    "shuffles": "blocks",
+    "engine": "auto",
+}
 
 
 def options():
@@ -33,12 +41,17 @@ def data(samples, blocks):
 
 def network(hidden):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 2))
+    return nn.Sequential(
+        nn.Linear(6, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 2)
+    )
 
 
 def record_read_sizes():
-    """Return a list to which the size of every file that PyCOMPSs reads in this process is appended."""
-    from pycompss.runtime.management import synchronization  # not installed where the serial engine's fit runs
+    """Return a list to which the size of every file that PyCOMPSs reads in this process is
+    appended.
+    """
+    # Not installed where the serial engine's fit runs.
+    from pycompss.runtime.management import synchronization
 
     sizes = []
     read = synchronization.deserialize_from_file
@@ -60,7 +73,9 @@ def main():
     own = {name: chosen.pop(name) for name in OURS}
     fetched = [] if own["engine"] == "serial" else record_read_sizes()
     trainer = DistributedTrainer(own["workers"], engine=own["engine"], seed=0, threads=1)
-    trainer.build(network(own["hidden"]), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
+    trainer.build(
+        network(own["hidden"]), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy"
+    )
     x, y = data(own["samples"], own["blocks"])
     if "quorum" in chosen:
         chosen["merge"] = Merge(chosen["merge"], quorum=chosen.pop("quorum"))

@@ -15,11 +15,17 @@ from tests.helpers.models import FITS
 
 
 def futures():
-    """Return x and y of 4 blocks of 50: two that tasks return, two that a task puts into a collection."""
+    """Return x and y of 4 blocks of 50: two that tasks return, two that a task puts into a
+    collection.
+    """
     pairs = [block_tasks.make_blocks(start, start + 50) for start in (0, 50)]
-    xs, ys = [object(), object()], [object(), object()]
+    xs = [object(), object()]
+    ys = [object(), object()]
     block_tasks.fill_blocks(xs, ys, 100, 50)
-    grid = [*([x] for x, _ in pairs), *([x] for x in xs)], [*([y] for _, y in pairs), *([y] for y in ys)]
+    grid = (
+        [*([x] for x, _ in pairs), *([x] for x in xs)],
+        [*([y] for _, y in pairs), *([y] for y in ys)],
+    )
     return tuple(map(block_tasks.Tensor, grid))
 
 
@@ -59,7 +65,12 @@ def main():
     collected = blocked.collect()
     again = blocked.collect()
     same = bool((collected == block_tasks.samples(0, 200)[0]).all() and (again == collected).all())
-    result = {"known": known, "differences": differences, "read by from_dislib": before, "collected": same}
+    result = {
+        "known": known,
+        "differences": differences,
+        "read by from_dislib": before,
+        "collected": same,
+    }
     Path(sys.argv[1]).write_text(json.dumps(result))
 
 

@@ -1,4 +1,6 @@
-"""Uses GPUs that are declared, though the machine may have none; writes the GPU or error of each task."""
+"""Uses GPUs that are declared, though the machine may have none; writes the GPU or error of each
+task.
+"""
 
 import json
 import os

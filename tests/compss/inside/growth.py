@@ -1,4 +1,5 @@
-"""Trains a tiny network with many workers and records the memory and files of coordinator and workers.
+"""Trains a tiny network with many workers and records the memory and files of coordinator and
+workers.
 
 ``growth.py result.json workers rounds``
 """
@@ -28,8 +29,15 @@ def working_folders():
 
 
 def values(folders):
-    """Count the files of tasks' values, by their suffix; COMPSs also keeps two empty logs per task."""
-    return sum(name.endswith(".IT") for folder in folders for _, _, names in os.walk(folder) for name in names)
+    """Count the files of tasks' values, by their suffix; COMPSs also keeps two empty logs per
+    task.
+    """
+    return sum(
+        name.endswith(".IT")
+        for folder in folders
+        for _, _, names in os.walk(folder)
+        for name in names
+    )
 
 
 class Sizes(Callback):
@@ -51,11 +59,15 @@ class Sizes(Callback):
 
 
 def main():
-    path, workers, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    path = sys.argv[1]
+    workers = int(sys.argv[2])
+    rounds = int(sys.argv[3])
     x = np.random.default_rng(0).normal(size=(workers * 2, 6)).astype(np.float32)
     y = (x.sum(1) > 0).astype(np.int64)
     trainer = DistributedTrainer(workers, seed=0, threads=1)
-    trainer.build(nn.Linear(6, 2), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
+    trainer.build(
+        nn.Linear(6, 2), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy"
+    )
     sizes = Sizes()
     grid = (workers, 1)
     trainer.fit(

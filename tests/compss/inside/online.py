@@ -1,9 +1,11 @@
-"""An application that trains while simulations run, and writes how often each sample was trained on.
+"""An application that trains while simulations run, and writes how often each sample was trained
+on.
 
-``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, after a checkpoint, the worker die, once
-each; ``two`` has two workers; ``wait`` simulates without end. ``solver`` runs the program SOLVER of the
-environment, of tests/online/solvers/faulty.c, on two ranks of MPI; one of them is killed once. ``first`` begins a
-study, and ``resume`` goes on; so do ``begin`` and ``lose``, with two workers, of which one is lost with its node.
+``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, after a checkpoint, the worker
+die, once each; ``two`` has two workers; ``wait`` simulates without end. ``solver`` runs the program
+SOLVER of the environment, of tests/online/solvers/faulty.c, on two ranks of MPI; one of them is
+killed once. ``first`` begins a study, and ``resume`` goes on; so do ``begin`` and ``lose``, with
+two workers, of which one is lost with its node.
 """
 
 import json
@@ -25,7 +27,8 @@ from compss_train.callbacks import Callback, Checkpoint
 from tests.helpers.waiting import hang, pause
 from tests.online.simulations import increment, wait_for_file
 
-SIMULATIONS, STEPS = 12, 10
+SIMULATIONS = 12
+STEPS = 10
 SAMPLES = SIMULATIONS * STEPS
 STUDIES = "first", "resume", "begin", "lose"
 
@@ -54,12 +57,15 @@ def die_once(flag):
 
 
 class CountingNet(nn.Linear):
-    """Each sample that it is trained on lowers its weight by one; dies at one of the samples the first time."""
+    """Each sample that it is trained on lowers its weight by one; dies at one of the samples the
+    first time.
+    """
 
     def __init__(self, flag, fatal):
         super().__init__(SAMPLES, 1, bias=False)
         nn.init.zeros_(self.weight)
-        self.flag, self.fatal = flag, fatal
+        self.flag = flag
+        self.fatal = fatal
 
     def forward(self, x):
         if self.training:
@@ -81,7 +87,9 @@ class StopAfter(Callback):
 
 
 class LoseNode(Callback):
-    """Kills the node of a worker that has trained, once: its Java program with all that this has started."""
+    """Kills the node of a worker that has trained, once: its Java program with all that this has
+    started.
+    """
 
     def __init__(self, folder):
         self.folder = folder
@@ -107,7 +115,9 @@ def sample(number, step, fields):
 
 
 def main():
-    mode, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    mode = sys.argv[1]
+    folder = Path(sys.argv[2])
+    output = Path(sys.argv[3])
     workers = 2 if mode in ("two", "begin", "lose") else 1
     study = {"callbacks": [Checkpoint(folder / "saves")], "resume": True} if mode in STUDIES else {}
     if mode in ("first", "begin"):
@@ -116,7 +126,11 @@ def main():
         study["callbacks"].append(LoseNode(folder))
     trainer = DistributedTrainer(workers, seed=0, threads=1)
     dies = mode == "die"
-    trainer.build(CountingNet(folder / "worker", 84 if dies else -1), {"optimizer": "sgd", "lr": 1.0}, sum_loss)
+    trainer.build(
+        CountingNet(folder / "worker", 84 if dies else -1),
+        {"optimizer": "sgd", "lr": 1.0},
+        sum_loss,
+    )
     simulate_mode: Any = partial(simulate, folder, mode)
     if mode == "solver":
         command = [
@@ -130,7 +144,8 @@ def main():
             "{}",
         ]
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        simulate_mode = Solver(command, sample, cpus=2, environment=as_root)  # workers do not have this program's
+        # Workers do not have this program's.
+        simulate_mode = Solver(command, sample, cpus=2, environment=as_root)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parameters = trainer.fit_online(

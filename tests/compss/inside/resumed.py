@@ -1,6 +1,8 @@
-"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL]; the signal ends it in that round.
+"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL]; the signal ends it in
+that round.
 
-SIGNAL is a number, or ``batch``, by which the first run of a SLURM job sends SIGTERM to its job script.
+SIGNAL is a number, or ``batch``, by which the first run of a SLURM job sends SIGTERM to its job
+script.
 """
 
 import os
@@ -26,7 +28,9 @@ class SendSignal(Callback):
         if record["round"] != self.number:
             return
         if self.signal == "batch":
-            subprocess.run(["scancel", "--batch", "--signal=TERM", os.environ["SLURM_JOB_ID"]], check=True)
+            subprocess.run(
+                ["scancel", "--batch", "--signal=TERM", os.environ["SLURM_JOB_ID"]], check=True
+            )
             wait_until(lambda: trainer.stopping is not None, 60)  # the script passes it on
         else:
             os.kill(os.getpid(), int(self.signal))

@@ -1,7 +1,7 @@
 """Runs tests on the COMPSs engine, inside an application of COMPSs; the arguments are pytest's.
 
-The application runs with python -O, where pytest still checks the assertions of modules that it rewrites. A test
-that must fail verifies this first.
+The application runs with python -O, where pytest still checks the assertions of modules that it
+rewrites. A test that must fail verifies this first.
 """
 
 import sys
@@ -12,7 +12,12 @@ import pytest
 OPTIONS = [
     # faulthandler would replace the handlers of signals that the JVM in this process uses.
     *("-p", "no:faulthandler", "-p", "no:cacheprovider"),
-    *("-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore:the compss engine cannot see which workers"),
+    *(
+        "-W",
+        "ignore::pytest.PytestConfigWarning",
+        "-W",
+        ("ignore:the compss engine cannot see which workers"),
+    ),
     *("--engines", "compss"),
 ]
 

@@ -55,7 +55,9 @@ def save_pt(path, **arrays):
 def save_hdf5(path, *, chunks=None, **arrays):
     with h5py.File(path, "w") as file:
         for key, array in arrays.items():
-            file.create_dataset(key, data=array, chunks=chunks if np.ndim(array) and np.size(array) else None)
+            file.create_dataset(
+                key, data=array, chunks=chunks if np.ndim(array) and np.size(array) else None
+            )
 
 
 def save_bin(path, **arrays):
@@ -92,7 +94,9 @@ NAMED = {name: form for name, form in FORMATS.items() if form.named}
 
 
 def read_file(path, function=None, **options):
-    """Return the arrays as a fit reads them: described, then read and checked against the description."""
+    """Return the arrays as a fit reads them: described, then read and checked against the
+    description.
+    """
     dataset = FileDataset([path], function, **options)
     part = dataset.part([0])
     return part.read(RowRange(0, 0, dataset.sizes[0]))
@@ -153,4 +157,5 @@ def overwritten(path, array):
         file.write(bytes(255 - byte for byte in array.tobytes()))
 
 
-X, Y = filled((7, 3)), np.arange(7) * 1_000_003
+X = filled((7, 3))
+Y = np.arange(7) * 1_000_003

@@ -12,7 +12,8 @@ pa = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-ROWS, ROWS_OF_BLOCK = 20, 6
+ROWS = 20
+ROWS_OF_BLOCK = 6
 
 
 def write_parquet(path, table):

@@ -1,4 +1,6 @@
-"""The readers of .npz, .npy and .pt files: damage, pickles, names, and headers that are read without data."""
+"""The readers of .npz, .npy and .pt files: damage, pickles, names, and headers that are read
+without data.
+"""
 
 import os
 import pickle
@@ -39,7 +41,9 @@ STORED, COMPRESSED = (npz_bytes(save, x=X, y=Y) for save in (np.savez, np.savez_
 
 def reads_right_or_fails(path, content, **options):
     path.write_bytes(content)
-    dataset = FileDataset([good := f"{path}.good.npz", str(path)], files_len={good: 7, str(path): 7}, **options)
+    dataset = FileDataset(
+        [good := f"{path}.good.npz", str(path)], files_len={good: 7, str(path): 7}, **options
+    )
     from_headers = NpzReader().describe(good, dataset.keys).layout
     part = replace(dataset.part([1]), layout=from_headers, reference=good)
     named = str(path)
@@ -62,7 +66,10 @@ def flipped(tmp_path_factory):
 
 
 @pytest.mark.parametrize("content", [STORED, COMPRESSED], ids=["stored", "compressed"])
-@given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255) | st.binary(min_size=1, max_size=64))
+@given(
+    place=st.floats(0, 1, exclude_max=True),
+    change=st.integers(1, 255) | st.binary(min_size=1, max_size=64),
+)
 def test_a_damaged_npz_fails_or_is_read_as_before(flipped, content, place, change):
     at = int(place * len(content))
     noise = change if isinstance(change, bytes) else bytes([content[at] ^ change])
@@ -114,7 +121,9 @@ def bombs(folder):
     torch.save({"x": torch.arange(3), "y": Bomb(folder / "boom")}, folder / "dict.pt")
     torch.save((torch.arange(3), Bomb(folder / "boom")), folder / "pair.pt")
     torch.save(Bomb(folder / "boom"), folder / "alone.pth")
-    torch.save({"x": Bomb(folder / "boom")}, folder / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save(
+        {"x": Bomb(folder / "boom")}, folder / "old.pt", _use_new_zipfile_serialization=False
+    )
 
 
 def test_pickles_are_refused_and_not_executed(tmp_path):
@@ -127,7 +136,10 @@ def test_pickles_are_refused_and_not_executed(tmp_path):
         with names(path), bad_file_errors(str(path)):
             as_reader(None, [str(path)]).read(str(path), 0, 3)
     assert not (tmp_path / "boom").exists()
-    with names(tmp_path / "dict.pt", r"holds other objects than tensors; they are pickled and therefore not read$"):
+    with names(
+        tmp_path / "dict.pt",
+        r"holds other objects than tensors; they are pickled and therefore not read$",
+    ):
         FileDataset([tmp_path / "dict.pt"])
     pickle.loads(pickle.dumps(Bomb(tmp_path / "boom")))  # it goes off
     assert (tmp_path / "boom").exists()
@@ -146,8 +158,11 @@ def test_an_array_of_objects_is_an_error_that_says_which(tmp_path, name):
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("of", [tuple, list])
 def test_a_tensor_is_x_and_a_pair_x_and_y(tmp_path, of, zipped):
-    x, y = torch.arange(6.0).reshape(3, 2), torch.arange(3)
-    for number, (saved, keys) in enumerate(((x, ["x"]), (of((x,)), ["x"]), (of((x, y)), ["x", "y"]))):
+    x = torch.arange(6.0).reshape(3, 2)
+    y = torch.arange(3)
+    for number, (saved, keys) in enumerate(
+        ((x, ["x"]), (of((x,)), ["x"]), (of((x, y)), ["x", "y"]))
+    ):
         torch.save(saved, path := tmp_path / f"{number}.pt", _use_new_zipfile_serialization=zipped)
         arrays = read_file(path)
         assert list(arrays) == keys
@@ -246,9 +261,13 @@ def test_data_in_other_files_are_not_read(tmp_path):
         layout = h5py.VirtualLayout(X.shape, X.dtype)
         layout[:] = h5py.VirtualSource(other, "z", X.shape)
         file.create_virtual_dataset("virtual", layout)
-        file.create_dataset("raw", X.shape, X.dtype, external=[(str(tmp_path / "secret"), 0, X.nbytes)])
+        file.create_dataset(
+            "raw", X.shape, X.dtype, external=[(str(tmp_path / "secret"), 0, X.nbytes)]
+        )
     for key in ("virtual", "raw"):
-        with names(path, f"has '{key}', whose data are in another file, .*; copy them into this one"):
+        with names(
+            path, (f"has '{key}', whose data are in another file, .*; copy them into this one")
+        ):
             read_file(path, keys=[key])
 
 
@@ -256,6 +275,8 @@ def test_without_h5py_the_error_names_the_extra(tmp_path, monkeypatch):
     save_hdf5(path := str(tmp_path / "f.h5"), x=X)
     monkeypatch.setitem(sys.modules, "h5py", None)
     for on_bad_file in ("raise", "skip"):
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'compss_train\[hdf5\]'") as caught:
+        with pytest.raises(
+            ModuleNotFoundError, match=r"pip install 'compss_train\[hdf5\]'"
+        ) as caught:
             FileDataset(path, on_bad_file=on_bad_file)
         assert caught.value.name == "h5py"

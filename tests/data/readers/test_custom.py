@@ -6,7 +6,14 @@ import torch
 
 from compss_train import BadFileError, FileDataset
 from compss_train.data.order import RowRange
-from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpzReader, Reader, as_reader
+from compss_train.data.readers import (
+    READERS,
+    CustomReader,
+    Hdf5Reader,
+    NpzReader,
+    Reader,
+    as_reader,
+)
 from tests.data.readers.formats import X, Y, names, read_bin, read_file, same
 
 
@@ -80,7 +87,9 @@ def test_what_a_reader_raises_is_the_cause_of_an_error(tmp_path, kind, fails):
 
 @pytest.mark.parametrize("fails", [False, True], ids=["counting", "reading"])
 @pytest.mark.parametrize(
-    "error", [MemoryError("full"), ModuleNotFoundError("h5py"), KeyboardInterrupt(), SystemExit(1)], ids=repr
+    "error",
+    [MemoryError("full"), ModuleNotFoundError("h5py"), KeyboardInterrupt(), SystemExit(1)],
+    ids=repr,
 )
 def test_errors_that_are_no_fault_of_the_file_pass(tmp_path, error, fails):
     def reader(filename, get_data=False):
@@ -110,7 +119,9 @@ def test_the_suffix_selects_the_reader(suffix):
 def test_ends_that_are_unknown_or_differ_are_errors(files):
     with pytest.raises(ValueError, match=r"give files of one format, \.npz, .*, or a reader"):
         as_reader(None, files)
-    with pytest.raises(ValueError, match="a does not exist; give a folder of images, or files of a known format"):
+    with pytest.raises(
+        ValueError, match=("a does not exist; give a folder of images, or files of a known format")
+    ):
         as_reader(None, ["a"])
 
 
@@ -129,5 +140,7 @@ def test_a_reader_that_is_given_is_taken_for_any_names(tmp_path):
 
 @pytest.mark.parametrize("reader", [3, "npz", {"x": 1}])
 def test_what_cannot_be_called_is_no_reader(reader):
-    with pytest.raises(TypeError, match=r"give a function reader\(filename, get_data=False\), or None"):
+    with pytest.raises(
+        TypeError, match=r"give a function reader\(filename, get_data=False\), or None"
+    ):
         as_reader(reader, ["a.npz"])

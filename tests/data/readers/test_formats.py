@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from compss_train import BadFileError, DistributedTrainer, FileDataset, PartialShuffleSampler
 from compss_train.data.order import RowRange
 from compss_train.data.reading import bad_file_errors
-from tests.data.readers.formats import FORMATS, NAMED, OWN, X, filled, in_every, names, read_file, same
+from tests.data.readers.formats import (
+    FORMATS,
+    NAMED,
+    OWN,
+    X,
+    filled,
+    in_every,
+    names,
+    read_file,
+    same,
+)
 
 DTYPES = [np.uint8, np.int64, np.float32, np.float16, np.bool_, np.complex64]
 SHAPES = [(5,), (5, 3), (5, 2, 2), (1,), (4, 0)]
@@ -36,7 +46,9 @@ def test_what_was_saved_is_read(tmp_path, form, shape):
 def long_files(tmp_path_factory):
     array = filled((40, 3))
     folder = tmp_path_factory.mktemp("long")
-    return array, {name: form.saved(folder, name.replace(" ", ""), x=array) for name, form in FORMATS.items()}
+    return array, {
+        name: form.saved(folder, name.replace(" ", ""), x=array) for name, form in FORMATS.items()
+    }
 
 
 @given(bounds=st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted))
@@ -74,7 +86,9 @@ def test_readers_are_pickled_and_read_in_many_threads(tmp_path, form):
     path = form.saved(tmp_path, x=array)
     reader = pickle.loads(pickle.dumps(form.reader))
     with ThreadPoolExecutor(8) as threads:
-        for start, (arrays, _) in enumerate(threads.map(lambda i: reader.read(path, i, i + 4), range(40))):
+        for start, (arrays, _) in enumerate(
+            threads.map(lambda i: reader.read(path, i, i + 4), range(40))
+        ):
             same(arrays["x"], array[start : start + 4])
 
 
@@ -97,7 +111,10 @@ def a_folder(form, folder):
         (empty, "is empty$"),
         (a_folder, "cannot be read: IsADirectoryError"),
         (lambda form, folder: None, "does not exist"),
-        (lambda form, folder: form.saved(folder, x=np.float32(3)), "holds a single value in 'x' instead of a row"),
+        (
+            lambda form, folder: form.saved(folder, x=np.float32(3)),
+            ("holds a single value in 'x' instead of a row"),
+        ),
         (lambda form, folder: form.named and form.saved(folder), "holds no arrays"),
     ],
     ids=["no rows", "empty", "folder", "missing", "single value", "no arrays"],
@@ -117,7 +134,9 @@ def test_a_file_that_is_gone_when_read_is_an_error(tmp_path, form):
         part.reader.read(part.blocks[0].path, 0, 3)
 
 
-@pytest.mark.parametrize("content", [b"garbage" * 30, bytes(300), b"\x93NUMPY\x01\x00", b"\x89HDF\r\n\x1a\n"])
+@pytest.mark.parametrize(
+    "content", [b"garbage" * 30, bytes(300), b"\x93NUMPY\x01\x00", b"\x89HDF\r\n\x1a\n"]
+)
 @in_every(OWN)
 def test_a_file_of_something_else_is_an_error(tmp_path, form, content):
     with open(path := form.path(tmp_path), "wb") as file:
@@ -131,7 +150,13 @@ def test_a_file_cut_short_anywhere_is_an_error(tmp_path, form):
     path = form.saved(tmp_path, x=filled((30, 3)))
     with open(path, "rb") as file:
         content = file.read()
-    cuts = {*range(0, len(content), 1 + len(content) // 60), 7, 9, len(content) // 2, len(content) - 1}
+    cuts = {
+        *range(0, len(content), 1 + len(content) // 60),
+        7,
+        9,
+        len(content) // 2,
+        len(content) - 1,
+    }
     for cut in sorted(cuts):
         os.truncate(path, 0)
         with open(path, "wb") as file:
@@ -166,7 +191,10 @@ def test_an_array_that_torch_cannot_hold_is_named_before_training(tmp_path, kind
     form = FORMATS[form]
     path = form.saved(tmp_path, x=UNFIT[kind])
     dataset = FileDataset(path, form.function)  # counting needs no torch
-    reason = "holds .* in 'x', which torch cannot hold; convert it, or select the other arrays with keys=$"
+    reason = (
+        "holds .* in 'x', which torch cannot hold; convert it, or select the other arrays "
+        "with keys=$"
+    )
     with names(path, reason):
         dataset.part([0]).read(RowRange(0, 0, 3))
     with names(path, reason):

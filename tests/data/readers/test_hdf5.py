@@ -21,7 +21,9 @@ def saved(path, values, dtype=None, **attributes):
     return str(path)
 
 
-PACKED = st.sampled_from(["i1", "u1", "i2", "u2", "i4"]).flatmap(lambda dtype: arrays(dtype, (5, 2)))
+PACKED = st.sampled_from(["i1", "u1", "i2", "u2", "i4"]).flatmap(
+    lambda dtype: arrays(dtype, (5, 2))
+)
 NUMBERS = st.floats(-1e3, 1e3, width=32)
 
 
@@ -37,7 +39,9 @@ def test_packed_numbers_are_unpacked_and_missing_ones_named(
     tmp_path_factory, suffix, values, scale, offset, width, mark
 ):
     attributes = {"scale_factor": scale, "add_offset": offset}
-    attributes = {key: np.dtype(width).type(value) for key, value in attributes.items() if value is not None}
+    attributes = {
+        key: np.dtype(width).type(value) for key, value in attributes.items() if value is not None
+    }
     marked = None if mark is None else np.array([mark]).astype(values.dtype)
     path = tmp_path_factory.getbasetemp() / f"packed{suffix}"
     path = saved(path, values, **attributes, **({} if marked is None else {"_FillValue": marked}))
@@ -55,16 +59,25 @@ def test_packed_numbers_are_unpacked_and_missing_ones_named(
 
 def test_bytes_may_be_unsigned(tmp_path):
     path = saved(
-        tmp_path / "f.nc", np.array([0, 127, -1, -128], "i1"), _Unsigned="true", scale_factor=np.float32(2)
+        tmp_path / "f.nc",
+        np.array([0, 127, -1, -128], "i1"),
+        _Unsigned="true",
+        scale_factor=np.float32(2),
     )
     same(read_all(FileDataset(path))["x"], np.array([0, 254, 510, 256], "f4"))
 
 
 def test_numbers_that_are_missing_are_no_numbers(tmp_path):
-    path = saved(tmp_path / "f.nc", np.array([0, np.nan, 1], "f4"), _FillValue=np.array([np.nan], "f4"))
+    path = saved(
+        tmp_path / "f.nc", np.array([0, np.nan, 1], "f4"), _FillValue=np.array([np.nan], "f4")
+    )
     with names(path, "lacks a value in 'x', the first in row 1"):
         read_all(FileDataset(path))
-    path = saved(tmp_path / "g.h5", np.array([0, 1, -99, -98], "i2"), missing_value=np.array([-98, -99], "i2"))
+    path = saved(
+        tmp_path / "g.h5",
+        np.array([0, 1, -99, -98], "i2"),
+        missing_value=np.array([-98, -99], "i2"),
+    )
     with names(path, "lacks 2 values in 'x', the first in row 2"):
         read_all(FileDataset(path))
     assert read_all(FileDataset(path)[:2])["x"].tolist() == [0, 1]
@@ -82,30 +95,44 @@ BOUNDS = {
 def test_numbers_outside_their_valid_range_are_missing(tmp_path, key, packed):
     bound, rows = BOUNDS[key]
     values = np.arange(4, dtype="i2" if packed else "f4")
-    for number, limit in enumerate((bound.astype(values.dtype), bound * np.float32(0.1))[: 1 + packed]):
+    for number, limit in enumerate(
+        (bound.astype(values.dtype), bound * np.float32(0.1))[: 1 + packed]
+    ):
         scale = {"scale_factor": np.float32(0.1)} if packed else {}
         path = saved(tmp_path / f"{number}.nc", values, **scale, **{key: limit})
         with names(path, f"lacks .* in 'x', the first in row {rows[0]}"):
             read_all(FileDataset(path))
         assert read_all(FileDataset(path)[1:3])["x"].shape == (2,)
-    path = saved(tmp_path / "u.nc", np.array([0, 127, -1, -128], "i1"), _Unsigned="true", valid_max=np.int8(-128))
+    path = saved(
+        tmp_path / "u.nc",
+        np.array([0, 127, -1, -128], "i1"),
+        _Unsigned="true",
+        valid_max=np.int8(-128),
+    )
     with names(path, "lacks a value in 'x', the first in row 2"):
         read_all(FileDataset(path))
 
 
 def test_bounds_are_rounded_as_the_numbers_are(tmp_path):
-    path = saved(tmp_path / "f.nc", np.array([0.1, 0.3], "f4"), valid_range=[0.1, 0.3], missing_value=0.7)
+    path = saved(
+        tmp_path / "f.nc", np.array([0.1, 0.3], "f4"), valid_range=[0.1, 0.3], missing_value=0.7
+    )
     same(read_all(FileDataset(path))["x"], np.array([0.1, 0.3], "f4"))
 
 
 def test_marks_that_no_stored_number_can_have_mark_none(tmp_path):
     path = saved(
-        tmp_path / "f.nc", np.array([0, 1, -128], "i1"), missing_value=np.float32("nan"), _FillValue=-999.0
+        tmp_path / "f.nc",
+        np.array([0, 1, -128], "i1"),
+        missing_value=np.float32("nan"),
+        _FillValue=-999.0,
     )
     same(read_all(FileDataset(path))["x"], np.array([0, 1, -128], "i1"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("missing_value", "n/a"), ("scale_factor", "0.1"), ("valid_range", 1)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("missing_value", "n/a"), ("scale_factor", "0.1"), ("valid_range", 1)]
+)
 def test_attributes_that_are_no_numbers_are_named(tmp_path, key, value):
     path = saved(tmp_path / "f.nc", np.arange(3), **{key: value})
     with names(path, f"has 'x' with a {key} of .*, which is no number"):
@@ -117,9 +144,12 @@ def test_a_filter_that_is_not_installed_is_named(tmp_path):
         file.create_dataset("x", data=np.arange(9), chunks=(9,), compression="gzip")
     content = (tmp_path / "f.h5").read_bytes()
     start = content.index(b"deflate") - 8
-    (tmp_path / "f.h5").write_bytes(content[:start] + (32015).to_bytes(2, "little") + content[start + 2 :])
+    (tmp_path / "f.h5").write_bytes(
+        content[:start] + (32015).to_bytes(2, "little") + content[start + 2 :]
+    )
     with names(
-        tmp_path / "f.h5", "has 'x', compressed with HDF5's filter 32015 .*, which is not installed: set HDF5"
+        tmp_path / "f.h5",
+        ("has 'x', compressed with HDF5's filter 32015 .*, which is not installed: set HDF5"),
     ):
         FileDataset(tmp_path / "f.h5")
 

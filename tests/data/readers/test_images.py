@@ -57,8 +57,11 @@ def test_images_and_classes_are_those_of_the_subfolders(folder):
     assert dataset.classes == {"y": ("Zebra", "cat", "dog")}  # sorted as torchvision does
     assert dataset.sizes == (4, 4, 4, 3)
     assert dataset.training_keys() == ("x", "y")
-    images, arrays = dataset.reader.images(str(folder)), read_all(dataset)
-    assert sorted(images) == sorted(f"{kind}/{n}.png" for kind, number in CLASSES.items() for n in range(number))
+    images = dataset.reader.images(str(folder))
+    arrays = read_all(dataset)
+    assert sorted(images) == sorted(
+        f"{kind}/{n}.png" for kind, number in CLASSES.items() for n in range(number)
+    )
     same(arrays["x"], np.stack([pixels(name).transpose(2, 0, 1) for name in images]))
     same(arrays["y"], np.array([dataset.classes["y"].index(name.split("/")[0]) for name in images]))
 
@@ -67,8 +70,13 @@ def test_single_images_are_rows_without_classes(folder):
     paths = [folder / "cat" / "0.png", folder / "dog" / "1.png"]
     dataset = FileDataset(paths)
     assert (dataset.classes, dataset.training_keys(targets=False)) == ({}, ("x",))
-    same(read_all(dataset)["x"], np.stack([pixels(f"{p.parent.name}/{p.name}").transpose(2, 0, 1) for p in paths]))
-    assert [dataset.part([n]).blocks[n].row_names() for n in (0, 1)] == [[str(path)] for path in paths]
+    same(
+        read_all(dataset)["x"],
+        np.stack([pixels(f"{p.parent.name}/{p.name}").transpose(2, 0, 1) for p in paths]),
+    )
+    assert [dataset.part([n]).blocks[n].row_names() for n in (0, 1)] == [
+        [str(path)] for path in paths
+    ]
     before = dataset.fingerprint()
     assert before is not None
     save(paths[0], pixels("another"))
@@ -98,7 +106,8 @@ def test_classes_that_are_given_are_those(folder):
 def test_the_error_of_different_sizes_says_how_to_resize(folder):
     save(folder / "cat" / "odd.png", pixels("odd", (5, 5, 3)))
     with names(
-        folder, r"which has the size .*, unlike others .*: resize them with reader=ImageFolderReader\(size="
+        folder,
+        r"which has the size .*, unlike others .*: resize them with reader=ImageFolderReader\(size=",
     ):
         read_all(FileDataset(folder, ImageFolderReader()))
 
@@ -158,7 +167,9 @@ def test_what_is_hidden_is_no_sample(folder):
 DEPTHS = {
     "png": lambda folder, values: Image.fromarray(values).save(folder / "x.png"),
     "tif": lambda folder, values: Image.fromarray(values).save(folder / "x.tif"),
-    "tif, other byte order": lambda folder, values: Image.fromarray(values.astype(">u2")).save(folder / "x.tif"),
+    "tif, other byte order": lambda folder, values: Image.fromarray(values.astype(">u2")).save(
+        folder / "x.tif"
+    ),
     "pgm": lambda folder, values: (folder / "x.pgm").write_bytes(
         b"P5\n%d %d\n65535\n" % values.shape[::-1] + values.astype(">u2").tobytes()
     ),
@@ -181,7 +192,17 @@ def test_sixteen_bits_are_scaled(tmp_path_factory, write, mode, values):
 
 def test_twelve_bits_are_scaled_too(tmp_path):
     strip = bytes.fromhex("fff0008007ff")  # 4095, 0, 2048, 2047
-    tags = [(256, 4), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, len(strip))]
+    tags = [
+        (256, 4),
+        (257, 1),
+        (258, 12),
+        (259, 1),
+        (262, 1),
+        (273, 8),
+        (277, 1),
+        (278, 1),
+        (279, len(strip)),
+    ]
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
     header = struct.pack("<2sHI", b"II", 42, 8 + len(strip))
     content = header + strip + struct.pack("<H", len(tags)) + entries + bytes(4)
@@ -194,20 +215,33 @@ def tiff(path, values, **tags):
     """Write one row of gray values in TIFF, uncompressed."""
     own = {"bits": (258, values.dtype.itemsize * 8), "white": (262, 1), "format": (339, 1)}
     own |= {name: (own[name][0], value) for name, value in tags.items()}
-    entries = [(256, len(values)), (257, 1), (259, 1), (273, 8), (277, 1), (278, 1), (279, values.nbytes)]
+    entries = [
+        (256, len(values)),
+        (257, 1),
+        (259, 1),
+        (273, 8),
+        (277, 1),
+        (278, 1),
+        (279, values.nbytes),
+    ]
     entries = sorted([*entries, *own.values()])
     content = (
-        struct.pack("<2sHI", b"II", 42, 8 + values.nbytes) + values.tobytes() + struct.pack("<H", len(entries))
+        struct.pack("<2sHI", b"II", 42, 8 + values.nbytes)
+        + values.tobytes()
+        + struct.pack("<H", len(entries))
     )
     path.write_bytes(
-        content + b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in entries) + bytes(4)
+        content
+        + b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in entries)
+        + bytes(4)
     )
 
 
 @pytest.mark.parametrize("dtype", ["<u1", "<u2"])
 @given(values=arrays(np.uint16, 4))
 def test_zero_is_white_where_the_image_says_so(tmp_path_factory, dtype, values):
-    path, values = tmp_path_factory.getbasetemp() / "white.tif", values.astype(dtype)
+    path = tmp_path_factory.getbasetemp() / "white.tif"
+    values = values.astype(dtype)
     for white, scaled in ((1, values), (0, np.iinfo(dtype).max - values)):
         tiff(path, values, white=white)
         same(
@@ -226,7 +260,8 @@ def test_signed_integers_are_refused(tmp_path, dtype):
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_images_are_turned_as_they_say(tmp_path, suffix, orientation):
-    image, exif = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6) * 10), Image.Exif()
+    image = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6) * 10)
+    exif = Image.Exif()
     exif[274] = orientation
     options = {"lossless": True} if suffix == "webp" else {}
     image.save(tmp_path / f"plain.{suffix}", **options)
@@ -251,7 +286,8 @@ def test_images_are_turned_as_they_say(tmp_path, suffix, orientation):
 def test_damaged_exif_data_leave_the_pixels(tmp_path):
     Image.new("L", (4, 6), 7).save(tmp_path / "x.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01")
     same(
-        read_all(FileDataset(tmp_path / "x.jpg", ImageFolderReader(mode="L")))["x"], np.full((1, 1, 6, 4), 7, "u1")
+        read_all(FileDataset(tmp_path / "x.jpg", ImageFolderReader(mode="L")))["x"],
+        np.full((1, 1, 6, 4), 7, "u1"),
     )
 
 
@@ -262,7 +298,8 @@ def test_images_that_are_no_samples_are_counted(folder):
     for name in ("bird/0.heic", "cat/1.JFIF"):
         (folder / name).write_bytes(b"an image")
     with pytest.warns(
-        UserWarning, match=rf"^3 images in {folder} are no samples, .* beside\.png: only those in sub"
+        UserWarning,
+        match=rf"^3 images in {folder} are no samples, .* beside\.png: only those in sub",
     ):
         dataset = FileDataset(folder)
     assert (dataset.classes, dataset.number_samples) == (expected.classes, expected.number_samples)
@@ -329,7 +366,12 @@ def test_every_error_in_reading_an_image_names_it(folder, error, monkeypatch):
 @pytest.fixture
 def damaged(folder):
     """The folder with four bad images, and their paths."""
-    bad = [folder / "cat" / "2.png", folder / "dog" / "0.png", folder / "Zebra" / "1.png", folder / "cat" / "6.tif"]
+    bad = [
+        folder / "cat" / "2.png",
+        folder / "dog" / "0.png",
+        folder / "Zebra" / "1.png",
+        folder / "cat" / "6.tif",
+    ]
     bad[0].write_bytes(bad[0].read_bytes()[:60])
     bad[1].write_bytes(b"no image")
     save(bad[2], pixels("odd", (5, 5, 3)))
@@ -338,7 +380,9 @@ def damaged(folder):
 
 
 def expected_images(folder, bad):
-    names = [name for name in ImageFolderReader().images(str(folder)) if f"{folder}/{name}" not in bad]
+    names = [
+        name for name in ImageFolderReader().images(str(folder)) if f"{folder}/{name}" not in bad
+    ]
     return sorted((pixels(name).transpose(2, 0, 1).tobytes(), name.split("/")[0]) for name in names)
 
 
@@ -363,7 +407,8 @@ WAYS = {
 @pytest.mark.parametrize("rows", [1, 4, 100])
 def test_only_images_that_cannot_be_read_are_left_out(damaged, rows, options, cache):
     folder, bad = damaged
-    expected, seen = expected_images(folder, bad), []
+    expected = expected_images(folder, bad)
+    seen = []
 
     def step(net, batch, context):
         seen.append(batch)
@@ -375,7 +420,9 @@ def test_only_images_that_cannot_be_read_are_left_out(damaged, rows, options, ca
     for _ in range(2):
         seen.clear()
         before = len(trainer.history)
-        with pytest.warns(UserWarning, match="skipped .*png (cannot be read|has the size)|6.tif has floating"):
+        with pytest.warns(
+            UserWarning, match=("skipped .*png (cannot be read|has the size)|6.tif has floating")
+        ):
             trainer.fit(dataset, num_epochs=1, batch_size=3, progress=False, **options)
         assert named(seen, dataset) == expected
         assert sorted(trainer.history[-1]["skipped"]) == bad
@@ -415,7 +462,8 @@ def test_optimizers_are_renewed_in_blocks_whose_first_images_cannot_be_read(fold
     trainer = DistributedTrainer(1, engine="serial", seed=0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
     trainer.build(net, adam, "cross_entropy", transform=torch.Tensor.float)
-    counts, options = [], {"num_epochs": 1, "shuffle_block_data": False, "progress": False}
+    counts = []
+    options = {"num_epochs": 1, "shuffle_block_data": False, "progress": False}
     for state in ("keep", "keep", "reset_blocks"):  # the first fit also makes one to know its rates
         made.clear()
         with pytest.warns(UserWarning, match="skipped"):
@@ -429,7 +477,9 @@ def test_a_sampler_leaves_out_only_them_too(damaged, pools):
     folder, bad = damaged
     dataset = FileDataset(folder, ImageFolderReader(rows=5), on_bad_file="skip")
     sampler = PartialShuffleSampler(dataset, shuffle_buffer=4, batch_size=2, pools=pools)
-    assert named([(batch["x"], batch["y"]) for batch in sampler], dataset) == expected_images(folder, bad)
+    assert named([(batch["x"], batch["y"]) for batch in sampler], dataset) == expected_images(
+        folder, bad
+    )
     assert sorted(sampler.skipped) == bad
 
 
@@ -443,9 +493,12 @@ def test_the_first_image_need_not_be_good(folder):
 
 
 def test_only_row_groups_that_cannot_be_read_are_left_out_and_named(tmp_path):
-    path, numbers = tmp_path / "f.parquet", np.arange(20)
+    path = tmp_path / "f.parquet"
+    numbers = np.arange(20)
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
-    parquet.write_table(pa.table({"x": numbers * 1.0, "y": numbers}), path, row_group_size=6, **options)
+    parquet.write_table(
+        pa.table({"x": numbers * 1.0, "y": numbers}), path, row_group_size=6, **options
+    )
     overwritten(path, numbers[6:12] * 1.0)
     sampler = PartialShuffleSampler(FileDataset(path, on_bad_file="skip"), batch_size=4)
     assert sorted(y for batch in sampler for y in batch["y"]) == [*range(6), *range(12, 20)]

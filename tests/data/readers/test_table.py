@@ -37,7 +37,10 @@ def test_columns_are_one_array_and_strings_are_classes(tmp_path, form):
 @pytest.fixture(scope="module")
 def saved_tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
-    return {name: form.saved(folder, re.sub(r"\W", "", name), **columns()) for name, form in TABLES.items()}
+    return {
+        name: form.saved(folder, re.sub(r"\W", "", name), **columns())
+        for name, form in TABLES.items()
+    }
 
 
 @given(bounds=st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted))
@@ -54,11 +57,16 @@ def test_rows_of_a_table_are_the_slice(saved_tables, kind, bounds):
 
 @in_every(TYPED)
 def test_lists_of_a_fixed_size_are_rows(tmp_path, form):
-    x, image = np.arange(40, dtype=np.uint8).reshape(8, 5), np.arange(48, dtype=np.float32).reshape(8, 2, 3)
+    x = np.arange(40, dtype=np.uint8).reshape(8, 5)
+    image = np.arange(48, dtype=np.float32).reshape(8, 2, 3)
     nested = pa.FixedSizeListArray.from_arrays(lists(image, 3), 2)
     tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(image)
     path = form.saved(
-        tmp_path, x=lists(x), nested=nested, tensor=tensor, of_any=pa.array(list(map(list, image[:, 0])))
+        tmp_path,
+        x=lists(x),
+        nested=nested,
+        tensor=tensor,
+        of_any=pa.array(list(map(list, image[:, 0]))),
     )
     dataset = FileDataset(path, y=None)
     assert dataset.layout["nested"] == dataset.layout["tensor"] == Field("float32", (2, 3))
@@ -73,7 +81,9 @@ def test_lists_of_a_fixed_size_are_rows(tmp_path, form):
 @in_every(TYPED)
 def test_tensors_with_permuted_dimensions_are_refused(tmp_path, form):
     kind = pa.fixed_shape_tensor(pa.int32(), (2, 3), permutation=(1, 0))
-    values = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, 4, 5, 6]], pa.list_(pa.int32(), 6)))
+    values = pa.ExtensionArray.from_storage(
+        kind, pa.array([[1, 2, 3, 4, 5, 6]], pa.list_(pa.int32(), 6))
+    )
     path = form.saved(tmp_path, x=values, y=[1])
     with names(path, r"holds .*permutation=\[1,0\].* in 'x', which are no numbers"):
         read_all(FileDataset(path))
@@ -81,7 +91,9 @@ def test_tensors_with_permuted_dimensions_are_refused(tmp_path, form):
 
 @in_every(TYPED)
 def test_dictionaries_of_arrow_are_classes_whatever_their_order(tmp_path, form):
-    first = form.saved(tmp_path, "1", x=np.arange(3), y=pa.array(["b", "c", "b"]).dictionary_encode())
+    first = form.saved(
+        tmp_path, "1", x=np.arange(3), y=pa.array(["b", "c", "b"]).dictionary_encode()
+    )
     second = form.saved(tmp_path, "2", x=np.arange(2), y=pa.array(["c", "a"]).dictionary_encode())
     dataset = FileDataset([first, second])
     assert dataset.classes == {"y": ("a", "b", "c")}
@@ -93,7 +105,10 @@ def test_classes_that_are_given_are_used_and_must_be_all(tmp_path, form):
     path = form.saved(tmp_path, **columns())
     dataset = FileDataset(path, x=["a"], y="kind", classes={"kind": ["eel", "dog", "cat", "fox"]})
     same(read_all(dataset)["kind"], 2 - np.arange(ROWS) % 3)
-    with names(path, r"holds 'eel' in 'kind', in row 2, which is none of its classes 'cat', 'dog': give classes="):
+    with names(
+        path,
+        r"holds 'eel' in 'kind', in row 2, which is none of its classes 'cat', 'dog': give classes=",
+    ):
         read_all(FileDataset(path, x=["a"], y="kind", classes={"kind": ["cat", "dog"]}))
 
 
@@ -101,7 +116,10 @@ def test_classes_that_are_given_are_used_and_must_be_all(tmp_path, form):
 def test_missing_values_are_an_error_with_their_row(tmp_path, form):
     values = pa.array([*range(10), None, 3, None])
     path = form.saved(tmp_path, x=np.arange(13), y=values)
-    with names(path, "lacks 2 values in 'y', the first in row 1[02]|lacks a value in 'y', the first in row 10"):
+    with names(
+        path,
+        ("lacks 2 values in 'y', the first in row 1[02]|lacks a value in 'y', the first in row 10"),
+    ):
         read_all(FileDataset(path))
     text = form.saved(tmp_path, "text", x=np.arange(3), y=["a", None, "b"])
     with names(text, "lacks a value in 'y', the first in row 1: fill them in"):
@@ -113,7 +131,9 @@ def test_a_missing_column_is_an_error_that_lists_the_others(tmp_path, form):
     path = form.saved(tmp_path, **columns())
     with names(path, "has no column 'nope'; it has 'a', 'b', 'kind', 'target'"):
         FileDataset(path, x=["a", "nope"], y="target")
-    with pytest.raises(ValueError, match="has no array 'x' for x, it has 'a', 'b', 'kind', 'target'"):
+    with pytest.raises(
+        ValueError, match=("has no array 'x' for x, it has 'a', 'b', 'kind', 'target'")
+    ):
         FileDataset(path, y="target").training_keys()
 
 
@@ -130,7 +150,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("held", "options", "name"), WRONG)
 @in_every(TYPED)
-def test_columns_that_are_no_numbers_are_errors_where_used(tmp_path, form, held, options, name, raises):
+def test_columns_that_are_no_numbers_are_errors_where_used(
+    tmp_path, form, held, options, name, raises
+):
     path = form.saved(tmp_path, y=np.arange(len(held["x"])), **held)
     assert FileDataset(path, x="y", y=None).training_keys() == ("y",)
     with raises(BadFileError, name):
@@ -144,7 +166,9 @@ def test_tables_of_other_columns_or_dtypes_are_an_error(tmp_path, form):
     with names(other, r"holds samples of int64 \(\) in 'x', but .* of float64 \(\)"):
         FileDataset([first, other])
     with names(other, "has no column 'z'"):
-        FileDataset([form.saved(tmp_path, "3", x=np.arange(3), z=np.arange(3)), other], x=["z"], y="x")
+        FileDataset(
+            [form.saved(tmp_path, "3", x=np.arange(3), z=np.arange(3)), other], x=["z"], y="x"
+        )
 
 
 @in_every(TABLES)
@@ -159,13 +183,21 @@ def test_no_column_and_twice_the_same_are_errors(tmp_path, form):
 
 def test_only_tables_have_columns(tmp_path):
     np.savez(tmp_path / "f.npz", a=np.arange(3), b=np.arange(3))
-    with pytest.raises(TypeError, match=r"x=\['a', 'b'\]: only tables \(Parquet, Arrow, CSV\) have them"):
+    with pytest.raises(
+        TypeError, match=r"x=\['a', 'b'\]: only tables \(Parquet, Arrow, CSV\) have them"
+    ):
         FileDataset(str(tmp_path / "f.npz"), x=["a", "b"])
     with pytest.raises(TypeError, match="classes= is for tables"):
         FileDataset(str(tmp_path / "f.npz"), classes={"a": [1]})
 
 
-@in_every({"parquet": TABLES["parquet"], "arrow": TABLES["arrow"], "feather": TABLES["feather, compressed"]})
+@in_every(
+    {
+        "parquet": TABLES["parquet"],
+        "arrow": TABLES["arrow"],
+        "feather": TABLES[("feather, compressed")],
+    }
+)
 def test_a_file_cut_short_is_an_error(tmp_path, form):
     path = form.saved(tmp_path, **columns())
     with open(path, "rb") as file:
@@ -179,10 +211,20 @@ def test_a_file_cut_short_is_an_error(tmp_path, form):
 
 @in_every(TABLES)
 def test_blocks_and_classes_are_kept_in_index_and_cache(tmp_path, form):
-    options = {"x": ["a", "b"], "y": "kind", "index": tmp_path / "index.json", "cache": tmp_path / "cache"}
+    options = {
+        "x": ["a", "b"],
+        "y": "kind",
+        "index": tmp_path / "index.json",
+        "cache": tmp_path / "cache",
+    }
     path = form.saved(tmp_path, **columns())
-    first, dataset = FileDataset(path, **options), FileDataset(path, **options)
-    assert (first.classes, first.sizes, first.layout) == (dataset.classes, dataset.sizes, dataset.layout)
+    first = FileDataset(path, **options)
+    dataset = FileDataset(path, **options)
+    assert (first.classes, first.sizes, first.layout) == (
+        dataset.classes,
+        dataset.sizes,
+        dataset.layout,
+    )
     for number, size in enumerate(dataset.sizes):
         entry = dataset.part([number]).cache_entry(number)
         assert entry.load() is None
@@ -195,7 +237,9 @@ def test_blocks_and_classes_are_kept_in_index_and_cache(tmp_path, form):
 def test_csv_has_options(tmp_path):
     path = tmp_path / "f.tsv"
     path.write_text("1\t2\t0\n3\t4\t1\n")
-    dataset = FileDataset(path, CsvReader(names=["a", "b", "y"], dtypes={"y": "int32"}), x=["a", "b"])
+    dataset = FileDataset(
+        path, CsvReader(names=["a", "b", "y"], dtypes={"y": "int32"}), x=["a", "b"]
+    )
     same(read_all(dataset)["x"], np.array([[1.0, 2.0], [3.0, 4.0]]))
     same(read_all(dataset)["y"], np.array([0, 1], np.int32))
     path.write_text("a;y\n0,5;1\n")
@@ -214,13 +258,16 @@ def path(tmp_path):
 
 
 def sampler(path, **options):
-    return PartialShuffleSampler(FileDataset(path, **OPTIONS), shuffle_buffer=8, batch_size=5, seed=0, **options)
+    return PartialShuffleSampler(
+        FileDataset(path, **OPTIONS), shuffle_buffer=8, batch_size=5, seed=0, **options
+    )
 
 
 def test_a_sampler_yields_rows_once_and_resumes_within_groups(path):
     batches = list(sampler(path))
     assert sorted(x for batch in batches for x in batch["x"][:, 0]) == sorted(columns()["a"])
-    interrupted, resumed = sampler(path), sampler(path)
+    interrupted = sampler(path)
+    resumed = sampler(path)
     next(iter(interrupted))
     resumed.load_state_dict(interrupted.state_dict())
     for ours, theirs in zip(resumed, batches[1:], strict=True):

@@ -1,4 +1,6 @@
-"""Columns of text: what they are is decided once for all files, and each value is what was written, or refused."""
+"""Columns of text: what they are is decided once for all files, and each value is what was written,
+or refused.
+"""
 
 import csv
 import itertools
@@ -15,7 +17,9 @@ from tests.data.readers.formats import in_every, names, same
 from tests.data.readers.table_files import TABLES, TYPED, pa
 from tests.data.readers.test_table import read_all
 
-WORDS = st.sampled_from(["1", "2", "10", "-3", "2.5", "B", "cat", "two words", "a,b", 'say "a"', "é"])
+WORDS = st.sampled_from(
+    ["1", "2", "10", "-3", "2.5", "B", "cat", "two words", "a,b", 'say "a"', "é"]
+)
 FILES = st.lists(st.lists(WORDS, min_size=1, max_size=5), min_size=1, max_size=4)
 
 
@@ -41,7 +45,8 @@ def is_number(text):
 
 @given(files=FILES, data=st.data())
 def test_values_of_csv_files_are_those_that_the_csv_module_reads_or_refused(folder, files, data):
-    paths, cells = written(folder, files), list(itertools.chain(*files))
+    paths = written(folder, files)
+    cells = list(itertools.chain(*files))
     different = set(cells)
     chosen = data.draw(st.none() | st.permutations(sorted({*cells, "unused"})), label="classes")
     numbers = different if all(map(is_number, different)) else set(filter(is_number, different))
@@ -60,12 +65,16 @@ def test_values_of_csv_files_are_those_that_the_csv_module_reads_or_refused(fold
         assert [dataset.classes["y"][code] for code in read_all(dataset)["y"]] == cells
 
 
-@given(kinds=st.lists(st.sampled_from(["words", "numbers"]), min_size=1, max_size=3), given_classes=st.booleans())
+@given(
+    kinds=st.lists(st.sampled_from(["words", "numbers"]), min_size=1, max_size=3),
+    given_classes=st.booleans(),
+)
 @pytest.mark.parametrize("kind", [*TYPED, "json lines"])
 def test_files_with_types_have_the_same_type_or_are_refused(folder, kind, kinds, given_classes):
     values = {"words": ["b", "a", "b"], "numbers": [5, 7, 5]}
     paths = [
-        TABLES[kind].saved(folder, f"{kind}{n}", x=np.arange(3), y=values[each]) for n, each in enumerate(kinds)
+        TABLES[kind].saved(folder, f"{kind}{n}", x=np.arange(3), y=values[each])
+        for n, each in enumerate(kinds)
     ]
     classes = {"y": ["b", "a"] if kinds[0] == "words" else [7, 5]} if given_classes else None
     other = next((path for path, each in zip(paths, kinds, strict=True) if each != kinds[0]), None)
@@ -74,8 +83,13 @@ def test_files_with_types_have_the_same_type_or_are_refused(folder, kind, kinds,
             FileDataset(paths, classes=classes)
         return
     dataset = FileDataset(paths, classes=classes)
-    codes, expected = read_all(dataset)["y"].tolist(), values[kinds[0]] * len(kinds)
-    assert [dataset.classes["y"][code] for code in codes] == expected if dataset.classes else codes == expected
+    codes = read_all(dataset)["y"].tolist()
+    expected = values[kinds[0]] * len(kinds)
+    assert (
+        [dataset.classes["y"][code] for code in codes] == expected
+        if dataset.classes
+        else codes == expected
+    )
 
 
 NUMBERS = {
@@ -99,7 +113,9 @@ NUMBERS = {
 @in_every(TABLES)
 def test_numbers_that_are_text_are_no_classes(tmp_path, form, options, values, reason):
     path = form.saved(tmp_path, x=values, y=np.arange(len(values)), z=np.arange(len(values)))
-    with names(path, f"{reason}, where most values are numbers: convert it.*or give classes={{'x': "):
+    with names(
+        path, (f"{reason}, where most values are numbers: convert it.*or give classes={{'x': ")
+    ):
         FileDataset(path, **options)
     codes = read_all(FileDataset(path, **options, classes={"x": values}))["x"]
     assert codes.reshape(len(values), -1)[:, 0].tolist() == list(range(len(values)))
@@ -127,7 +143,9 @@ def test_a_value_is_named_with_its_file_and_row(tmp_path):
     with names(paths[1], "holds 'oops' in 'y', in row 1, where most values are numbers"):
         FileDataset(paths)
     paths = written(tmp_path, [[*map(str, range(tables.MAX_CLASSES)), "?"]])
-    with names(paths[0], rf"holds '\?' in 'y', in row {tables.MAX_CLASSES}, where most values are numbers"):
+    with names(
+        paths[0], rf"holds '\?' in 'y', in row {tables.MAX_CLASSES}, where most values are numbers"
+    ):
         FileDataset(paths)
 
 
@@ -156,16 +174,25 @@ def test_words_for_missing_values_may_be_given_as_classes(tmp_path, given):
     assert [given[code] for code in codes] == ["EU", "NA", "NA"]
 
 
-@given(values=st.lists(st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+@given(
+    values=st.lists(
+        st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False), min_size=1
+    )
+)
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_integers_are_not_rounded_without_a_word(folder, suffix, values):
     path = folder / f"large.{suffix}"
     with open(path, "w") as file:
         file.writelines(["x\n" if suffix == "csv" else ""])
-        file.writelines(f'{{"x": {value}}}\n' if suffix == "jsonl" else f"{value}\n" for value in values)
+        file.writelines(
+            f'{{"x": {value}}}\n' if suffix == "jsonl" else f"{value}\n" for value in values
+        )
     large = [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]
     if large:
-        with names(path, f"holds {large[0]} in 'x', in row {values.index(large[0])}, and the largest integer"):
+        with names(
+            path,
+            (f"holds {large[0]} in 'x', in row {values.index(large[0])}, and the largest integer"),
+        ):
             FileDataset(path, y=None)
     else:
         same(read_all(FileDataset(path, y=None))["x"], np.array(values))
@@ -174,7 +201,12 @@ def test_integers_are_not_rounded_without_a_word(folder, suffix, values):
         same(rounded, np.array(list(map(float, values))))
 
 
-WRONG_CLASSES = [(TypeError, "ab"), (TypeError, ["1", 2]), (ValueError, ["a", "b", "a"]), (ValueError, [])]
+WRONG_CLASSES = [
+    (TypeError, "ab"),
+    (TypeError, ["1", 2]),
+    (ValueError, ["a", "b", "a"]),
+    (ValueError, []),
+]
 
 
 @pytest.mark.parametrize(("error", "classes"), WRONG_CLASSES, ids=str)
@@ -188,7 +220,11 @@ def test_wrong_classes_are_refused(tmp_path, error, classes, raises):
 def test_numbers_may_be_classes(tmp_path, form):
     path = form.saved(tmp_path, x=np.arange(3), y=np.array([7, 5, 7]))
     assert read_all(FileDataset(path, classes={"y": [7, 5]}))["y"].tolist() == [0, 1, 0]
-    assert read_all(FileDataset(path, x="y", y=None, classes={"y": [5, 7]}))["y"].tolist() == [1, 0, 1]
+    assert read_all(FileDataset(path, x="y", y=None, classes={"y": [5, 7]}))["y"].tolist() == [
+        1,
+        0,
+        1,
+    ]
     with names(path, "'y'"):
         read_all(FileDataset(path, classes={"y": ["5", "8"]}))
 
@@ -219,8 +255,12 @@ def test_categories_are_words_or_numbers(tmp_path, form, kind):
 
 CONTENT = {
     "holds no samples": b"x,y\n",
-    r"is no text in UTF-8, in 'y': give CsvReader\(encoding='latin-1'\)": "x,y\n1,café\n2,b\n".encode("latin-1"),
-    r"is text in UTF-16: give CsvReader\(encoding='utf-16'\)": "x,y\n1,café\n2,b\n".encode("utf-16"),
+    r"is no text in UTF-8, in 'y': give CsvReader\(encoding='latin-1'\)": "x,y\n1,café\n2,b\n".encode(
+        "latin-1"
+    ),
+    r"is text in UTF-16: give CsvReader\(encoding='utf-16'\)": "x,y\n1,café\n2,b\n".encode(
+        "utf-16"
+    ),
 }
 
 
@@ -249,5 +289,7 @@ def test_csv_files_of_other_countries_are_read_with_options(tmp_path):
 def test_feather_of_version_1_is_named(tmp_path):
     path = tmp_path / "f.feather"
     path.write_bytes(b"FEA1" + bytes(60) + b"FEA1")
-    with names(path, "is a file of Feather's version 1: write it anew with pyarrow.feather.write_feather"):
+    with names(
+        path, ("is a file of Feather's version 1: write it anew with pyarrow.feather.write_feather")
+    ):
         FileDataset(path)

@@ -1,4 +1,6 @@
-"""Emulates CUDA devices in every Python process that has this folder on its path, when it imports torch."""
+"""Emulates CUDA devices in every Python process that has this folder on its path, when it imports
+torch.
+"""
 
 import os
 import sys

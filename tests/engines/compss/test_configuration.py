@@ -1,4 +1,6 @@
-"""Worker nodes of COMPSs, its folder, and its two configuration files: what is written, and what is read."""
+"""Worker nodes of COMPSs, its folder, and its two configuration files: what is written, and what is
+read.
+"""
 
 import inspect
 import os
@@ -34,7 +36,9 @@ def entries(xml):
 
 
 def test_project_file():
-    first, second = entries(project_xml(loopback_nodes(2, 1), install_dir=Path("/c"), working_dir=Path("/w")))
+    first, second = entries(
+        project_xml(loopback_nodes(2, 1), install_dir=Path("/c"), working_dir=Path("/w"))
+    )
     assert [entry.get("Name") for entry in (first, second)] == ["127.0.0.1", "127.0.0.2"]
     assert (first.findtext("InstallDir"), first.findtext("WorkingDir")) == ("/c/", "/w/127.0.0.1/")
     assert second.findtext("WorkingDir") == "/w/127.0.0.2/"
@@ -56,12 +60,15 @@ def test_resources_file():
 
 
 @pytest.mark.skipif(
-    not (HOME / "Runtime").is_dir() or not shutil.which("xmllint"), reason="needs COMPSs's schemas and xmllint"
+    not (HOME / "Runtime").is_dir() or not shutil.which("xmllint"),
+    reason=("needs COMPSs's schemas and xmllint"),
 )
 def test_files_agree_with_the_schemas(tmp_path):
     schemas = HOME / "Runtime/configuration/xml"
     for nodes in (loopback_nodes(3), loopback_nodes(1, gpus=2)):
-        for file, schema in zip(write(tmp_path, nodes), ("projects/project", "resources/resources"), strict=True):
+        for file, schema in zip(
+            write(tmp_path, nodes), ("projects/project", "resources/resources"), strict=True
+        ):
             command = ["xmllint", "--noout", "--schema", schemas / f"{schema}_schema.xsd", file]
             subprocess.run(command, check=True, capture_output=True)
 
@@ -84,14 +91,17 @@ RESOURCES = """<ResourcesList>
 
 @pytest.fixture
 def files(tmp_path):
-    project, resources = tmp_path / "project.xml", tmp_path / "resources.xml"
+    project = tmp_path / "project.xml"
+    resources = tmp_path / "resources.xml"
     project.write_text(PROJECT)
     resources.write_text(RESOURCES)
     return project, resources
 
 
 def test_what_is_written_is_read(tmp_path):
-    project, resources = write(tmp_path, [WorkerNode("a", 4), WorkerNode("b", 2, 3)], install_dir=Path("/c"))
+    project, resources = write(
+        tmp_path, [WorkerNode("a", 4), WorkerNode("b", 2, 3)], install_dir=Path("/c")
+    )
     assert configuration.read_project(project) == {"a": Path("/c"), "b": Path("/c")}
     assert configuration.read_nodes(project, resources) == [Node("a", 4, 0), Node("b", 2, 3)]
 
@@ -128,7 +138,10 @@ def test_loopback_nodes_share_cores_and_have_their_own_ports(monkeypatch):
 
 
 def test_hosts():
-    assert configuration.host_nodes(["a", "b"], units=4, gpus=2) == (WorkerNode("a", 4, 2), WorkerNode("b", 4, 2))
+    assert configuration.host_nodes(["a", "b"], units=4, gpus=2) == (
+        WorkerNode("a", 4, 2),
+        WorkerNode("b", 4, 2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +163,9 @@ def test_bad_nodes(make, name, raises):
 
 def test_free_ports():
     first = configuration.free_first_port(3)
-    assert configuration.LOWEST_PORT <= first <= configuration.LAST_PORT - 3 * configuration.PORTS + 1
+    assert (
+        configuration.LOWEST_PORT <= first <= configuration.LAST_PORT - 3 * configuration.PORTS + 1
+    )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -166,7 +181,10 @@ def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(scripts))
     assert configuration.compss_home() == tmp_path
     monkeypatch.setenv("PATH", "/nowhere")
-    assert (configuration.compss_home(), configuration.presumed_home()) == (None, configuration.DEFAULT_HOME)
+    assert (configuration.compss_home(), configuration.presumed_home()) == (
+        None,
+        configuration.DEFAULT_HOME,
+    )
     monkeypatch.setenv("COMPSS_HOME", "/elsewhere")
     assert configuration.compss_home() == Path("/elsewhere")
 
@@ -230,7 +248,9 @@ def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch, visible, tak
     seen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(seen))
-    monkeypatch.setattr(torch.cuda, "init", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    monkeypatch.setattr(
+        torch.cuda, "init", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
     for gpu in ("3", "1,2"):  # two tasks of one process
@@ -246,7 +266,9 @@ def test_a_node_whose_torch_sees_no_gpu_is_an_error(monkeypatch):
     monkeypatch.setenv("COMPSS_BINDED_GPUS", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     with (
-        pytest.raises(RuntimeError, match=r"bound GPU 2 of .* but torch sees no GPU there.*num_gpu=0"),
+        pytest.raises(
+            RuntimeError, match=r"bound GPU 2 of .* but torch sees no GPU there.*num_gpu=0"
+        ),
         bound_resources(1, gpu=True),
     ):
         pass

@@ -1,4 +1,6 @@
-"""What this process knows of COMPSs's runtime: its part, the declared nodes, and what fits on them."""
+"""What this process knows of COMPSs's runtime: its part, the declared nodes, and what fits on
+them.
+"""
 
 import os
 import signal
@@ -38,7 +40,10 @@ def test_auto_is_compss_in_its_main_program_only(as_main_program, monkeypatch):
 def test_while_the_script_is_imported_there_is_no_compss_yet(as_main_program, monkeypatch):
     loading = [True]
     monkeypatch.setattr(
-        sys.modules["pycompss.util.context"].CONTEXT, "is_loading", lambda: loading[0], raising=False
+        sys.modules["pycompss.util.context"].CONTEXT,
+        "is_loading",
+        lambda: loading[0],
+        raising=False,
     )
     for name in ("auto", "compss"):
         with pytest.raises(ScriptLoadingError, match="imports a script before it runs it"):
@@ -73,10 +78,14 @@ def test_the_time_left_is_that_of_the_alarm_of_pycompss(as_main_program, alarm):
     assert LocalEngine.time_left() is None
 
 
-def test_more_gpus_than_declared_are_an_error_before_any_task(as_main_program, monkeypatch, tmp_path):
+def test_more_gpus_than_declared_are_an_error_before_any_task(
+    as_main_program, monkeypatch, tmp_path
+):
     declare_nodes(monkeypatch, tmp_path, ("first", 4, 2))
     CompssEngine.check_gpus(2)
-    with pytest.raises(ValueError, match="num_gpu=3, but the compss engine has 2 GPUs; use num_gpu=2"):
+    with pytest.raises(
+        ValueError, match=("num_gpu=3, but the compss engine has 2 GPUs; use num_gpu=2")
+    ):
         CompssEngine.check_gpus(3)
 
 
@@ -113,17 +122,24 @@ sys.exit(3)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's on_exit")
 def test_the_exit_code_stays_and_destructors_do_not_run():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 3, done.stderr
     assert done.stdout == "python's own ran\n"
 
 
 @pytest.fixture
 def pipes(tmp_path):
-    """The ends of the pipes of a worker process: commands for it to read, and its answers for Java to read."""
+    """The ends of the pipes of a worker process: commands for it to read, and its answers for Java
+    to read.
+    """
     for name in ("pipe_1.outbound", "pipe_1.inbound"):
         os.mkfifo(tmp_path / name)
-    ends = [os.open(tmp_path / f"pipe_1.{way}", os.O_RDONLY | os.O_NONBLOCK) for way in ("outbound", "inbound")]
+    ends = [
+        os.open(tmp_path / f"pipe_1.{way}", os.O_RDONLY | os.O_NONBLOCK)
+        for way in ("outbound", "inbound")
+    ]
     yield ends
     for end in ends:
         os.close(end)
@@ -156,10 +172,12 @@ def nodes(*sizes):
         ([(1, 0)] * 4, [(4, 0)], True),
         ([(1, 0)] * 5, [(4, 0)], False),
         ([(3, 0), (3, 0)], [(4, 0), (2, 0)], False),  # six units, but a task runs on one node
-        ([(1, 0), (1, 0), (3, 0), (3, 0)], [(4, 0), (4, 0)], True),  # only with the large ones first
+        # Only with the large ones first.
+        ([(1, 0), (1, 0), (3, 0), (3, 0)], [(4, 0), (4, 0)], True),
         ([(1, 1)] * 2, [(4, 1)], False),
         ([(1, 1)] * 2, [(4, 1), (1, 1)], True),
-        ([(4, 0), (1, 1)], [(4, 1), (4, 0)], True),  # only with the GPU's node left to the task that takes it
+        # Only with the GPU's node left to the task that takes it.
+        ([(4, 0), (1, 1)], [(4, 1), (4, 0)], True),
         ([(2, 0), (2, 1)], [(4, 1)], True),
     ],
 )
@@ -177,4 +195,8 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
         r"computing units and 1 GPUs, n1 1 computing units\. Use fewer workers, simulators or threads, or declare "
         r"more .*--units",
     ):
-        check_room([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)), "declare more (--units)")
+        check_room(
+            [Resources(2), Resources(2), Resources(2, 1)],
+            nodes((4, 1), (1, 0)),
+            ("declare more (--units)"),
+        )

@@ -1,4 +1,6 @@
-"""Tests of the watch: silent tasks are warned of, and ended where there is a timeout; others are left alone."""
+"""Tests of the watch: silent tasks are warned of, and ended where there is a timeout; others are
+left alone.
+"""
 
 from concurrent.futures import Future
 
@@ -69,7 +71,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("beats")
 
 
-@given(st.lists(st.integers(min_value=1, max_value=400), max_size=4), st.integers(min_value=1, max_value=2000))
+@given(
+    st.lists(st.integers(min_value=1, max_value=400), max_size=4),
+    st.integers(min_value=1, max_value=2000),
+)
 def test_warned_once_after_ten_times_the_longest_silence(tmp_path_factory, gaps, last):
     watched = Watched(tmp_path_factory.mktemp("beats"))
     said = []
@@ -119,13 +124,17 @@ def test_a_silent_task_is_ended_after_the_timeout_only(folder, capsys):
 
 
 def test_64_silent_processes_delay_no_check(tmp_path, monkeypatch, capsys):
-    """Each is asked for its stack, which is read at later checks, or counts as stopped half a second later."""
+    """Each is asked for its stack, which is read at later checks, or counts as stopped half a
+    second later.
+    """
     watched = Watched(tmp_path)
     watched.process.ready = Future()  # it has not started yet, and is not warned of
     processes = [Process(tmp_path) for _ in range(64)]
     for process in processes:
         watched.start(process, Watching())
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: pytest.fail("the scheduler's thread waits"))
+    monkeypatch.setattr(
+        watch.time, "sleep", lambda seconds: pytest.fail("the scheduler's thread waits")
+    )
     watched.pass_(29.75)
     assert not any(process.asked for process in processes)
     watched.pass_(0.25)
@@ -163,21 +172,28 @@ def test_each_task_ends_by_the_timeout_of_its_own_fit(tmp_path_factory, timeouts
     gone = data.draw(st.sets(st.sampled_from(range(len(runs)))))
     for seconds in range(10):
         for timeout, process, number in zip(timeouts, processes, range(len(runs)), strict=True):
-            assert process.killed == (timeout is not None and seconds >= timeout and number not in gone)
+            assert process.killed == (
+                timeout is not None and seconds >= timeout and number not in gone
+            )
         if seconds == 1:
             for number in gone:
                 watched.watch.ended(runs[number])
         watched.pass_(1)
 
 
-def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path, monkeypatch, capsys):
+def test_a_hanging_task_is_shown_with_its_stack_and_ended(
+    shared_local, tmp_path, monkeypatch, capsys
+):
     every = range(shared_local.processes)  # all processes import the module of the tasks before
-    shared_local.fetch([shared_local.submit(tasks.meet, tmp_path, number, len(every)) for number in every])
+    shared_local.fetch(
+        [shared_local.submit(tasks.meet, tmp_path, number, len(every)) for number in every]
+    )
     monkeypatch.setattr(liveness, "WARN_SECONDS", 0.3)
     monkeypatch.setattr(liveness, "WARN_FACTOR", 0)
     monkeypatch.setattr(calls, "MAX_RUNS", 1)
     monkeypatch.setattr(watch, "STACK_SECONDS", LIMIT)
-    own, say = Watching(), watch.say
+    own = Watching()
+    say = watch.say
     monkeypatch.setattr(base, "Watching", lambda timeout: own)
 
     def say_and_end(message):

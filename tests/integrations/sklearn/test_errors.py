@@ -19,7 +19,11 @@ X, Y = classification()
     [
         ({"net": "mlp"}, TypeError, "'mlp' is not a callable object"),
         ({"net": lambda inputs, outputs: 3}, TypeError, "net must be a torch.nn.Module, not int"),
-        ({"net": mlp(outputs=4)}, ValueError, "outputs of shape (4,) for a sample, but 3 numbers are needed"),
+        (
+            {"net": mlp(outputs=4)},
+            ValueError,
+            ("outputs of shape (4,) for a sample, but 3 numbers are needed"),
+        ),
         ({"net": nn.Linear(5, 3)}, RuntimeError, "mat1 and mat2 shapes cannot be multiplied"),
         ({"hidden": "10"}, ValueError, "hidden='10'"),
         ({"hidden": 0}, ValueError, "hidden=0"),
@@ -28,8 +32,16 @@ X, Y = classification()
         ({"optimizer": {"optimizer": "adamm", "lr": 1}}, ValueError, "unknown optimizer 'adamm'"),
         ({"optimizer": "adamm"}, ValueError, "unknown optimizer 'adamm'"),
         ({"optimizer": 3}, TypeError, "optimizer=3 is neither a dict nor a callable"),
-        ({"optimizer": {"optimizer": "sgd", "lr": 1}, "lr": 0.1}, ValueError, "learning rate in one of them"),
-        ({"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr=0.1 is for an optimizer with a name"),
+        (
+            {"optimizer": {"optimizer": "sgd", "lr": 1}, "lr": 0.1},
+            ValueError,
+            ("learning rate in one of them"),
+        ),
+        (
+            {"optimizer": torch.optim.SGD, "lr": 0.1},
+            ValueError,
+            ("lr=0.1 is for an optimizer with a name"),
+        ),
         ({"schedule": "cosin"}, ValueError, "unknown schedule 'cosin'"),
         ({"schedule": 3}, TypeError, "schedule=3 is not callable"),
         ({"schedule": "cosine", "build_options": {"schedule": None}}, TypeError, "multiple values"),
@@ -41,10 +53,26 @@ X, Y = classification()
         ({"validation_fraction": 1.5}, ValueError, "validation_fraction=1.5"),
         ({"validation_fraction": 1}, ValueError, "validation_fraction=1"),
         ({"n_iter_no_change": 0}, ValueError, "patience=0"),
-        ({"validation_fraction": 0.1, "fit_options": {"validation_data": (X, Y)}}, TypeError, "multiple values"),
-        ({"fit_options": {"num_epochs": 3}}, TypeError, "multiple values for keyword argument 'num_epochs'"),
-        ({"fit_options": {"shuffle": None}}, TypeError, "multiple values for keyword argument 'shuffle'"),
-        ({"fit_options": {"callbacks": ()}}, TypeError, "multiple values for keyword argument 'callbacks'"),
+        (
+            {"validation_fraction": 0.1, "fit_options": {"validation_data": (X, Y)}},
+            TypeError,
+            ("multiple values"),
+        ),
+        (
+            {"fit_options": {"num_epochs": 3}},
+            TypeError,
+            ("multiple values for keyword argument 'num_epochs'"),
+        ),
+        (
+            {"fit_options": {"shuffle": None}},
+            TypeError,
+            ("multiple values for keyword argument 'shuffle'"),
+        ),
+        (
+            {"fit_options": {"callbacks": ()}},
+            TypeError,
+            ("multiple values for keyword argument 'callbacks'"),
+        ),
         ({"fit_options": {"epochs": 3}}, TypeError, "unexpected keyword argument 'epochs'"),
         ({"build_options": {"device": 1}}, TypeError, "unexpected keyword argument 'device'"),
         ({"callbacks": [print]}, TypeError, "which is not a Callback"),
@@ -59,7 +87,9 @@ def test_wrong_data(tmp_path):
     estimator = DistributedClassifier(engine=NoTasks(), threads=1)
     write_files(tmp_path, {"x": X, "y": Y}, rows=20)
     for x in (blocked(X, Y, 2)[0], FileDataset(f"{tmp_path}/*.npz")):
-        with pytest.raises(TypeError, match=f"X is a {type(x).__name__}; give an array, or train on it with Dist"):
+        with pytest.raises(
+            TypeError, match=(f"X is a {type(x).__name__}; give an array, or train on it with Dist")
+        ):
             estimator.fit(x, Y)
     with pytest.raises(ValueError, match=r"y has only one class, np\.str_\('a'\)"):
         estimator.fit(X, ["a"] * len(X))
@@ -73,15 +103,21 @@ def test_wrong_data(tmp_path):
         estimator.partial_fit(X, Y, classes=[0, 1])
     with pytest.raises(ValueError, match="are not those of the first call"):
         classifier().partial_fit(X, Y, classes=[0, 1, 2]).partial_fit(X, Y, classes=[0, 1])
-    with pytest.raises(ValueError, match="X has 4 features, but DistributedClassifier is expecting 6 features"):
+    with pytest.raises(
+        ValueError, match=("X has 4 features, but DistributedClassifier is expecting 6 features")
+    ):
         classifier().fit(X, Y).predict(X[:, :4])
-    with pytest.raises(ValueError, match=r"targets of shape \(2,\), but those of the first fit had \(\)"):
+    with pytest.raises(
+        ValueError, match=r"targets of shape \(2,\), but those of the first fit had \(\)"
+    ):
         regressor().fit(X, X[:, 0]).partial_fit(X, X[:, :2])
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])
 def test_not_fitted(method):
-    with pytest.raises(NotFittedError, match="This DistributedClassifier instance is not fitted yet"):
+    with pytest.raises(
+        NotFittedError, match=("This DistributedClassifier instance is not fitted yet")
+    ):
         getattr(classifier(), method)(X)
 
 

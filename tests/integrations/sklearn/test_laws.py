@@ -1,4 +1,6 @@
-"""Laws of fits: an estimator trains as the trainer does, reproducibly, and continues with warm starts."""
+"""Laws of fits: an estimator trains as the trainer does, reproducibly, and continues with warm
+starts.
+"""
 
 import math
 import pickle
@@ -29,7 +31,11 @@ X, Y = classification()
     [
         {"num_workers": 1, "shuffle": None, "fit_options": {"shuffle_block_data": False}},
         {"num_workers": 3, "merge": Merge(unit="blocks"), "batch_size": 4},
-        {"num_workers": 3, "merge": Merge(every=PostLocal(epochs=1, then=2), unit="batches"), "batch_size": 4},
+        {
+            "num_workers": 3,
+            "merge": Merge(every=PostLocal(epochs=1, then=2), unit="batches"),
+            "batch_size": 4,
+        },
         {"batch_size": None, "fit_options": {"num_batches_per_worker": 3}, "merge": Merge(every=0)},
         {"num_workers": 3, "batch_size": 4, "merge": "post_local"},
         {"num_workers": 3, "batch_size": None, "merge": "auto"},
@@ -42,12 +48,18 @@ def test_an_estimator_trains_as_the_trainer_does(options):
     trainer.build(mlp(), FAST_ADAM, "cross_entropy", "accuracy", **options.get("build_options", {}))
     given = {name: options[name] for name in ("merge", "batch_size") if name in options}
     fit = {"batch_size": 32, "shuffle": "total", **given, **options.get("fit_options", {})}
-    theirs = trainer.fit(X, Y, num_epochs=2, progress=False, **{**fit, "shuffle": options.get("shuffle", "total")})
+    theirs = trainer.fit(
+        X, Y, num_epochs=2, progress=False, **{**fit, "shuffle": options.get("shuffle", "total")}
+    )
     assert_same_bits(state_arrays(ours.module_), theirs)
     outputs = trainer.predict(BlockedTensor.from_array(X, (1, 1)))  # in batches of the same size
     np.testing.assert_array_equal(ours.predict(X), outputs.argmax(axis=1))
-    np.testing.assert_allclose(ours.predict_proba(X), torch.from_numpy(outputs).softmax(1), rtol=SOFTMAX)
-    assert [record["loss"] for record in ours.history_] == [record["loss"] for record in trainer.history]
+    np.testing.assert_allclose(
+        ours.predict_proba(X), torch.from_numpy(outputs).softmax(1), rtol=SOFTMAX
+    )
+    assert [record["loss"] for record in ours.history_] == [
+        record["loss"] for record in trainer.history
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +67,11 @@ def test_an_estimator_trains_as_the_trainer_does(options):
     [
         ({}, {"optimizer": "adam", "lr": 1e-3}, None),
         ({"optimizer": "sgd", "lr": 0.1}, {"optimizer": "sgd", "lr": 0.1}, None),
-        ({"optimizer": {"optimizer": "sgd"}, "hidden": 100}, {"optimizer": "sgd", "lr": 1e-3}, None),
+        (
+            {"optimizer": {"optimizer": "sgd"}, "hidden": 100},
+            {"optimizer": "sgd", "lr": 1e-3},
+            None,
+        ),
         ({"optimizer": {"optimizer": torch.optim.SGD}}, {"optimizer": torch.optim.SGD}, None),
         ({"schedule": "linear"}, {"optimizer": "adam", "lr": 1e-3}, lambda epoch: 1 - epoch / 5),
         (
@@ -81,7 +97,8 @@ def test_random_state_follows_the_rules_of_scikit_learn():
     drawn = np.random.RandomState(4)
     assert fitted(drawn).seed_ != fitted(drawn).seed_
     np.random.seed(5)
-    first, second = fitted(None), fitted(None)
+    first = fitted(None)
+    second = fitted(None)
     np.random.seed(5)
     again = fitted(None)
     assert first.seed_ == again.seed_ != second.seed_
@@ -93,10 +110,13 @@ def test_clones_train_alike_and_the_given_module_is_never_modified():
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     estimator = classifier(net=net, optimizer=FAST_ADAM, callbacks=[])
     twin = clone(estimator)
-    ours, theirs = estimator.get_params(), twin.get_params()
+    ours = estimator.get_params()
+    theirs = twin.get_params()
     assert_same_bits(state_arrays(ours.pop("net")), state_arrays(theirs.pop("net")))
     assert ours == theirs
-    np.testing.assert_array_equal(estimator.fit(X, Y).predict_proba(X), twin.fit(X, Y).predict_proba(X))
+    np.testing.assert_array_equal(
+        estimator.fit(X, Y).predict_proba(X), twin.fit(X, Y).predict_proba(X)
+    )
     assert estimator.net is net
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
@@ -120,7 +140,10 @@ def test_fits_use_worker_processes_and_keep_none(shared_local):
     np.testing.assert_array_equal(alike.predict_proba(data[0]), serial.predict_proba(data[0]))
     assert not any(isinstance(value, DistributedTrainer) for value in vars(alike).values())
     with pytest.raises(
-        TypeError, match="cannot be pickled; name the engine instead: 'local'; of a trainer keep the network"
+        TypeError,
+        match=(
+            "cannot be pickled; name the engine instead: 'local'; of a trainer keep the network"
+        ),
     ):
         pickle.dumps(alike)
 
@@ -130,7 +153,11 @@ def test_partial_fits_and_warm_starts_continue():
     on = clone(started).partial_fit(X, Y, classes=[2, 0, 1])
     on.partial_fit(X[:1], Y[:1]).partial_fit(X, Y)
     assert on.n_iter_ == 3
-    assert [(record["round"], record["epoch"]) for record in on.history_] == [(0, 1), (1, 2), (2, 3)]
+    assert [(record["round"], record["epoch"]) for record in on.history_] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    ]
     warm = clone(started).set_params(warm_start=True, num_epochs=1).fit(X, Y)
     first = state_arrays(warm.module_)
     losses = [warm.fit(X, Y).history_[-1]["loss"] for _ in range(10)]
@@ -157,10 +184,14 @@ def test_held_out_samples_are_evaluated_and_not_trained():
 )
 def test_n_iter_no_change_stops_with_the_best_parameters(options, monitored):
     unsteady = {"optimizer": "sgd", "lr": 3.0}
-    estimator = classifier(n_iter_no_change=3, num_epochs=1000, optimizer=unsteady, **options).fit(X, Y)
+    estimator = classifier(n_iter_no_change=3, num_epochs=1000, optimizer=unsteady, **options).fit(
+        X, Y
+    )
     losses = [record[monitored] for record in estimator.history_]
     assert len(losses) == estimator.n_iter_ == np.argmin(losses) + 4 < 1000
-    best = classifier(num_epochs=int(np.argmin(losses)) + 1, optimizer=unsteady, **options).fit(X, Y)
+    best = classifier(num_epochs=int(np.argmin(losses)) + 1, optimizer=unsteady, **options).fit(
+        X, Y
+    )
     assert_same_bits(state_arrays(estimator.module_), state_arrays(best.module_))
 
 
@@ -180,7 +211,9 @@ def test_probabilities_follow_the_loss(loss, last):
     probabilities = estimator.predict_proba(X)
     rounding = 2 * output_error(estimator.module_[0], X) + SOFTMAX
     np.testing.assert_allclose(probabilities, logits.softmax(1), rtol=rounding)
-    np.testing.assert_allclose(estimator.decision_function(X), np.log(probabilities), rtol=SOFTMAX, atol=SOFTMAX)
+    np.testing.assert_allclose(
+        estimator.decision_function(X), np.log(probabilities), rtol=SOFTMAX, atol=SOFTMAX
+    )
     np.testing.assert_array_equal(estimator.predict(X), probabilities.argmax(axis=1))
 
 
@@ -196,16 +229,24 @@ def test_predictions_have_the_shape_and_precision_of_targets():
 def test_images_with_a_custom_network():
     def convolutions(inputs, outputs):
         assert inputs == 1
-        return nn.Sequential(nn.Conv2d(inputs, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, outputs))
+        return nn.Sequential(
+            nn.Conv2d(inputs, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, outputs)
+        )
 
     x, y = digits()
     images = x.reshape(-1, 1, 8, 8)
     estimator = classifier(net=convolutions, optimizer=FAST_ADAM, num_epochs=3).fit(images, y)
     assert estimator.score(images, y) > 0.85
     bytes_in = classifier(
-        net=convolutions, optimizer=FAST_ADAM, num_epochs=3, dtype=None, build_options={"transform": _scaled}
+        net=convolutions,
+        optimizer=FAST_ADAM,
+        num_epochs=3,
+        dtype=None,
+        build_options={"transform": _scaled},
     ).fit((images * 16).astype(np.uint8), y)
-    np.testing.assert_array_equal(bytes_in.predict((images * 16).astype(np.uint8)), estimator.predict(images))
+    np.testing.assert_array_equal(
+        bytes_in.predict((images * 16).astype(np.uint8)), estimator.predict(images)
+    )
 
 
 def _scaled(batch):
@@ -216,5 +257,6 @@ def test_defaults_learn_data_sets_of_scikit_learn():
     x, x_test, y, y_test = train_test_split(*digits(1797), random_state=0)
     assert classifier(num_epochs=12).fit(x, y).score(x_test, y_test) > 0.9
     x, y = load_diabetes(return_X_y=True, scaled=False)
-    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+    x = (x - x.mean(0)) / x.std(0)
+    y = (y - y.mean()) / y.std()
     assert regressor(num_epochs=12).fit(x, y).score(x, y) > 0.4

@@ -29,12 +29,17 @@ def test_sample_weights_are_those_of_the_trainer():
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
     trainer.build(mlp(), FAST_ADAM, "cross_entropy")
     options = {"num_epochs": 2, "batch_size": 32, "shuffle": "total", "progress": False}
-    assert_same_bits(state_arrays(ours.module_), trainer.fit(X, Y, sample_weight=WEIGHTS, **options))
+    assert_same_bits(
+        state_arrays(ours.module_), trainer.fit(X, Y, sample_weight=WEIGHTS, **options)
+    )
 
 
 @pytest.mark.parametrize(
     ("class_weight", "of_samples"),
-    [({"a": 3.0, "c": 0.5}, np.array([3.0, 1.0, 0.5])[Y]), ("balanced", (len(Y) / (3 * np.bincount(Y)))[Y])],
+    [
+        ({"a": 3.0, "c": 0.5}, np.array([3.0, 1.0, 0.5])[Y]),
+        ("balanced", (len(Y) / (3 * np.bincount(Y)))[Y]),
+    ],
 )
 def test_class_weights_equal_sample_weights(class_weight, of_samples):
     ours = classifier(class_weight=class_weight, optimizer=SGD).fit(X, NAMES)
@@ -69,16 +74,21 @@ def test_wrong_weights(options, weights, name, raises):
 
 def test_cross_validation_of_a_pipeline():
     x, y = digits(1797)
-    scores = cross_val_score(make_pipeline(StandardScaler(), classifier(optimizer=FAST_ADAM)), x, y, cv=3)
+    scores = cross_val_score(
+        make_pipeline(StandardScaler(), classifier(optimizer=FAST_ADAM)), x, y, cv=3
+    )
     assert scores.mean() > 0.9
 
 
-EPOCHS, OPTIMIZER = "distributedclassifier__num_epochs", "distributedclassifier__optimizer"
+EPOCHS = "distributedclassifier__num_epochs"
+OPTIMIZER = "distributedclassifier__optimizer"
 
 
 def search(grid, n_jobs=None, **options):
     x, y = digits(300)
-    pipeline = make_pipeline(StandardScaler(), classifier(hidden=(20,), optimizer=FAST_ADAM, **options))
+    pipeline = make_pipeline(
+        StandardScaler(), classifier(hidden=(20,), optimizer=FAST_ADAM, **options)
+    )
     return GridSearchCV(pipeline, grid, cv=2, n_jobs=n_jobs, refit=False).fit(x, y)
 
 
@@ -86,8 +96,14 @@ def test_a_grid_search_over_epochs_and_optimizers_or_their_options():
     found = search({EPOCHS: [1, 4], OPTIMIZER: [{"optimizer": "sgd", "lr": 1e-5}, FAST_ADAM]})
     assert found.best_params_ == {EPOCHS: 4, OPTIMIZER: FAST_ADAM}
     assert found.best_score_ > 0.7  # sgd as slow as that guesses: 0.1
-    found = search({OPTIMIZER: ["sgd"], f"{OPTIMIZER}__lr": [1e-5, 0.1], f"{OPTIMIZER}__momentum": [0.5]})
-    assert found.best_params_ == {OPTIMIZER: "sgd", f"{OPTIMIZER}__lr": 0.1, f"{OPTIMIZER}__momentum": 0.5}
+    found = search(
+        {OPTIMIZER: ["sgd"], f"{OPTIMIZER}__lr": [1e-5, 0.1], f"{OPTIMIZER}__momentum": [0.5]}
+    )
+    assert found.best_params_ == {
+        OPTIMIZER: "sgd",
+        f"{OPTIMIZER}__lr": 0.1,
+        f"{OPTIMIZER}__momentum": 0.5,
+    }
 
 
 def test_options_are_parameters():
@@ -98,32 +114,46 @@ def test_options_are_parameters():
     again = clone(estimator)
     assert again.get_params()["optimizer__lr"] == 0.1
     assert again.set_params(build_options__precision="bf16").build_options == {"precision": "bf16"}
-    with pytest.raises(TypeError, match=r"optimizer=<class .* is not a dict; give a dict or a name, such as 'sgd'"):
+    with pytest.raises(
+        TypeError, match=r"optimizer=<class .* is not a dict; give a dict or a name, such as 'sgd'"
+    ):
         again.set_params(optimizer=torch.optim.SGD, optimizer__lr=0.1)
     with pytest.raises(ValueError, match="Invalid parameter 'hidden_size'"):
         again.set_params(hidden_size=3)
 
 
 def test_a_grid_search_on_one_engine_finds_the_same(shared_local):
-    here, there = search({EPOCHS: [1, 4]}), search({EPOCHS: [1, 4]}, engine=shared_local)
-    np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
+    here = search({EPOCHS: [1, 4]})
+    there = search({EPOCHS: [1, 4]}, engine=shared_local)
+    np.testing.assert_array_equal(
+        there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"]
+    )
 
 
 class Net(nn.Sequential):
     def __init__(self, width=4, *, depth=1):
-        layers = [nn.Linear(6, width), *(nn.Linear(width, width) for _ in range(depth)), nn.Linear(width, 3)]
+        layers = [
+            nn.Linear(6, width),
+            *(nn.Linear(width, width) for _ in range(depth)),
+            nn.Linear(width, 3),
+        ]
         super().__init__(*layers)
 
 
 def test_a_search_has_the_arguments_of_a_class_of_networks():
     grid = {"net_options__width": [2, 8], "optimizer__lr": [0.01, 0.1]}
-    found = GridSearchCV(classifier(net=Net, net_options={"depth": 2}, optimizer="sgd"), grid, cv=2).fit(X, Y)
+    found = GridSearchCV(
+        classifier(net=Net, net_options={"depth": 2}, optimizer="sgd"), grid, cv=2
+    ).fit(X, Y)
     best = found.best_estimator_
     assert best.net_options == {"depth": 2, "width": found.best_params_["net_options__width"]}
     assert best.module_[0].out_features == best.net_options["width"]
     assert len(best.module_) == 4
     assert (
-        classifier(net=lambda inputs, outputs, bias: nn.Linear(inputs, outputs, bias), net_options={"bias": False})
+        classifier(
+            net=lambda inputs, outputs, bias: nn.Linear(inputs, outputs, bias),
+            net_options={"bias": False},
+        )
         .fit(X, Y)
         .module_.bias
         is None
@@ -138,7 +168,9 @@ SMALL = {"optimizer": {"optimizer": "adam", "lr": 0.03}, "num_epochs": 4, "hidde
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
+    """Small networks gain nothing from more, which wait for each other long where cores are
+    shared.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -151,7 +183,10 @@ OTHER_BATCHES = ("check_methods_sample_order_invariance", "check_methods_subset_
 
 def expected_to_fail(estimator):
     """Return the checks that cannot pass, or not on every processor, and why."""
-    rounding = "single precision rounds by the size of the batch and the place in it, by more than the check allows"
+    rounding = (
+        "single precision rounds by the size of the batch and the place in it, by more "
+        "than the check allows"
+    )
     weights = "a sample of weight 2 is in one batch, one that comes twice may be in two"
     return {WEIGHTS_AS_REPETITIONS: weights, **dict.fromkeys(OTHER_BATCHES, rounding)}
 

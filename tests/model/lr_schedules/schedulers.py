@@ -1,4 +1,6 @@
-"""Torch's schedulers, with what a trainer is given for each, and an optimizer that notes what they set."""
+"""Torch's schedulers, with what a trainer is given for each, and an optimizer that notes what they
+set.
+"""
 
 from functools import partial
 
@@ -15,7 +17,10 @@ def warm_up_and_cosine(optimizer):
 
 def chained(optimizer):
     return lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.7)],
+        [
+            lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=2),
+            lr_scheduler.ExponentialLR(optimizer, 0.7),
+        ],
         optimizer=optimizer,
     )
 
@@ -37,7 +42,9 @@ SCHEDULERS = {
 
 
 class Noting(torch.optim.SGD):
-    """Notes the learning rate, the momentum and the first gradient of every step, group by group."""
+    """Notes the learning rate, the momentum and the first gradient of every step, group by
+    group.
+    """
 
     def __init__(self, parameters, notes, **options):
         super().__init__(parameters, **options)
@@ -46,7 +53,9 @@ class Noting(torch.optim.SGD):
     def step(self, closure=None):
         for number, group in enumerate(self.param_groups):
             gradient = group["params"][0].grad
-            self.notes.append((number, group["lr"], group["momentum"], float(gradient.flatten()[0])))
+            self.notes.append(
+                (number, group["lr"], group["momentum"], float(gradient.flatten()[0]))
+            )
         super().step(closure)
 
 

@@ -26,7 +26,11 @@ def nothing(optimizer):
         (0.9, TypeError, "schedule=0.9 is not callable"),
         ("cosine", TypeError, "schedule='cosine' is not callable"),
         (lr_scheduler.StepLR(OTHER, 3), TypeError, "is not callable"),
-        (lambda _: lr_scheduler.StepLR(OTHER, 3), ValueError, "of another optimizer than the one it is called"),
+        (
+            lambda _: lr_scheduler.StepLR(OTHER, 3),
+            ValueError,
+            ("of another optimizer than the one it is called"),
+        ),
         (lr_scheduler.StepLR, ValueError, "functools.partial(StepLR, step_size=10)"),
         (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
         (lambda o: lr_scheduler.StepLR(o), ValueError, "an optimizer, and raised"),
@@ -35,7 +39,11 @@ def nothing(optimizer):
         (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError"),
         (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
         (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
-        (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max': it is stepped once"),
+        (
+            partial(lr_scheduler.ReduceLROnPlateau, mode="max"),
+            ValueError,
+            ("mode='max': it is stepped once"),
+        ),
     ],
 )
 def test_invalid_schedules_are_errors(spec, error, name, raises):
@@ -76,7 +84,8 @@ def built(engine, workers=2):
 def expected_lrs(losses):
     """What torch's own scheduler makes of these losses."""
     optimizer = optimizer_factory(SGD)(mlp().parameters())
-    scheduler, lrs = PLATEAU(optimizer), []
+    scheduler = PLATEAU(optimizer)
+    lrs = []
     for loss in losses:
         lrs.append(optimizer.param_groups[0]["lr"])
         scheduler.step(loss)
@@ -95,7 +104,8 @@ def test_plateaus_are_found_by_the_loss_of_the_previous_round(engine, merge, val
 
 def test_a_resumed_schedule_uses_the_new_factor():
     first, second = (
-        make_schedule(partial(PLATEAU, factor=factor), mlp(), optimizer_factory(SGD)) for factor in (0.5, 0.1)
+        make_schedule(partial(PLATEAU, factor=factor), mlp(), optimizer_factory(SGD))
+        for factor in (0.5, 0.1)
     )
     for epoch in range(3):
         first.at(epoch)

@@ -22,7 +22,15 @@ from torchmetrics.regression import MeanSquaredError, R2Score
 from compss_train import DistributedTrainer
 from compss_train.model.losses import METRICS
 from compss_train.model.metrics import MetricAccumulator, resolve_metrics
-from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, classification, named
+from tests.helpers.models import (
+    MODES,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    named,
+)
 from tests.helpers.tolerances import sum_error
 
 
@@ -30,7 +38,9 @@ def own(output, target):
     return output.mean()
 
 
-COLLECTION = MetricCollection({"f1": MulticlassF1Score(num_classes=3), "r2": R2Score()}, prefix="a_")
+COLLECTION = MetricCollection(
+    {"f1": MulticlassF1Score(num_classes=3), "r2": R2Score()}, prefix="a_"
+)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +106,11 @@ def test_any_number_is_measured_in_double_precision(value):
 @pytest.mark.parametrize("form", ["indices", "column", "one-hot"])
 def test_accuracy(name, form):
     target = torch.tensor([1, 1, 1], dtype=torch.uint8)
-    target = {"indices": target, "column": target[:, None], "one-hot": functional.one_hot(target.long(), 2)}[form]
+    target = {
+        "indices": target,
+        "column": target[:, None],
+        "one-hot": functional.one_hot(target.long(), 2),
+    }[form]
     assert METRICS[name](OUTPUT, target).item() == pytest.approx(2 / 3)
 
 
@@ -106,7 +120,8 @@ def test_accuracy_of_a_single_output_is_an_error():
 
 
 def test_errors():
-    output, target = torch.tensor([[1.0], [4.0], [3.0]]), torch.tensor([2, 2, 0])
+    output = torch.tensor([[1.0], [4.0], [3.0]])
+    target = torch.tensor([2, 2, 0])
     assert METRICS["mae"](output, target).item() == pytest.approx(2)
     assert METRICS["mean_absolute_error"] is METRICS["mae"]
     assert METRICS["mse"](output, target).item() == pytest.approx(14 / 3)
@@ -132,12 +147,15 @@ def test_evaluation_equals_that_of_all_samples_at_once():
     x, y = classification(samples=61)
     trainer = built("serial")
     values = trainer.evaluate(*blocked(x, y, 7), batch_size=4)
-    outputs, targets = torch.from_numpy(trainer.predict(x)), torch.from_numpy(y)
+    outputs = torch.from_numpy(trainer.predict(x))
+    targets = torch.from_numpy(y)
     assert list(values) == ["loss", *NAMED]
     assert values["right"] == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
     for name in ("auroc", "table", "micro"):
         NAMED[name].update(outputs, targets)
-        assert values[name] == pytest.approx(np.asarray(NAMED[name].compute()), abs=sum_error(np.float32, len(x)))
+        assert values[name] == pytest.approx(
+            np.asarray(NAMED[name].compute()), abs=sum_error(np.float32, len(x))
+        )
         NAMED[name].reset()
     assert values["micro"] == pytest.approx(values["right"])
 
@@ -147,7 +165,11 @@ def test_records_have_metrics_of_all_workers_and_of_validation(merge):
     x, y = classification(samples=75)
     trainer = built("serial")
     trainer.fit(
-        *blocked(x[:60], y[:60], 5), num_epochs=2, batch_size=5, merge=merge, validation_data=(x[60:], y[60:])
+        *blocked(x[:60], y[:60], 5),
+        num_epochs=2,
+        batch_size=5,
+        merge=merge,
+        validation_data=(x[60:], y[60:]),
     )
     assert json.loads(json.dumps(trainer.history)) == trainer.history
     for record in trainer.history:
@@ -158,7 +180,9 @@ def test_records_have_metrics_of_all_workers_and_of_validation(merge):
             assert np.trace(table) / table.sum() == pytest.approx(measured["micro"])
             assert measured["right"] == pytest.approx(measured["micro"])
             assert 0 <= measured["auroc"] <= 1
-        np.testing.assert_array_equal(record["table"], sum(np.array(w["table"]) for w in record["workers"]))
+        np.testing.assert_array_equal(
+            record["table"], sum(np.array(w["table"]) for w in record["workers"])
+        )
         assert np.sum(record["val_table"]) == 15
     evaluated = trainer.evaluate(x[60:], y[60:])
     assert {f"val_{name}": value for name, value in evaluated.items()} == {
@@ -172,8 +196,12 @@ def test_every_engine_measures_the_same_without_changing_training(shared_local):
     x, y = classification(samples=57)
     for mode in MODES[1:3]:
         options = {"num_epochs": 2, "batch_size": 4, "shuffle": "total", **mode}
-        serial, local, unmeasured = built("serial"), built(shared_local), built("serial", metric=None)
-        trained = [trainer.fit(*blocked(x, y, 7), **options) for trainer in (serial, local, unmeasured)]
+        serial = built("serial")
+        local = built(shared_local)
+        unmeasured = built("serial", metric=None)
+        trained = [
+            trainer.fit(*blocked(x, y, 7), **options) for trainer in (serial, local, unmeasured)
+        ]
         assert_same_bits(trained[0], trained[1])
         assert_same_bits(trained[0], trained[2])
         measured = [[[r[name] for name in NAMED] for r in t.history] for t in (serial, local)]

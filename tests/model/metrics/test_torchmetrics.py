@@ -1,4 +1,6 @@
-"""The law of metrics that accumulate: what workers measure on parts is, merged, what one measures on all."""
+"""The law of metrics that accumulate: what workers measure on parts is, merged, what one measures
+on all.
+"""
 
 import copy
 import math
@@ -97,7 +99,11 @@ def batch(kind, random, samples):
         return random.normal(size=(samples, CLASSES)), random.integers(CLASSES, size=samples)
     target = random.normal(size=samples)
     output = target + random.normal(size=samples)
-    return (1 / (1 + np.exp(-output)), (target > 0).astype(int)) if kind == "binary" else (output, target)
+    return (
+        (1 / (1 + np.exp(-output)), (target > 0).astype(int))
+        if kind == "binary"
+        else (output, target)
+    )
 
 
 def close_to(value):
@@ -125,10 +131,16 @@ def measured(measures, batches):
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 @settings(max_examples=5)
-@given(workers=st.lists(st.lists(st.integers(2, 9), max_size=4), min_size=1, max_size=4), seed=st.integers(0, 99))
+@given(
+    workers=st.lists(st.lists(st.integers(2, 9), max_size=4), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
 def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed):
-    random, measures = np.random.default_rng(seed), resolve_metrics({"it": metric})
-    batches = [[[*map(torch.from_numpy, batch(kind, random, size))] for size in sizes] for sizes in workers]
+    random = np.random.default_rng(seed)
+    measures = resolve_metrics({"it": metric})
+    batches = [
+        [[*map(torch.from_numpy, batch(kind, random, size))] for size in sizes] for sizes in workers
+    ]
     flat = [one for batches_of_one in batches for one in batches_of_one]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that did not come
@@ -146,12 +158,20 @@ def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed
 @pytest.mark.parametrize(
     ("output", "target", "metric"),
     [
-        (torch.rand(5, 3), torch.tensor([[0], [1], [2], [1], [0]]), MulticlassAccuracy(num_classes=3)),
+        (
+            torch.rand(5, 3),
+            torch.tensor([[0], [1], [2], [1], [0]]),
+            MulticlassAccuracy(num_classes=3),
+        ),
         (torch.rand(5, 1), torch.rand(5), PearsonCorrCoef()),
         (torch.rand(5, 1), torch.tensor([0, 1, 1, 0, 1]), BinaryAUROC()),
         (torch.rand(5), torch.rand(5, 1), R2Score()),
         (torch.rand(5, 1).bfloat16(), torch.rand(5), MeanAbsoluteError()),
-        (torch.rand(5, 3, 4), torch.zeros(5, 1, 4, dtype=torch.uint8), MulticlassAccuracy(num_classes=3)),
+        (
+            torch.rand(5, 3, 4),
+            torch.zeros(5, 1, 4, dtype=torch.uint8),
+            MulticlassAccuracy(num_classes=3),
+        ),
     ],
     ids=["classes", "one column", "scores", "column of targets", "bfloat16", "bytes"],
 )
@@ -159,10 +179,13 @@ def test_outputs_and_targets_of_different_shapes_are_matched(output, target, met
     plain = copy.deepcopy(metric)
     is_class = isinstance(metric, MulticlassAccuracy)
     plain.update(
-        output.float() if is_class else output.float().flatten(), target[:, 0] if is_class else target.flatten()
+        output.float() if is_class else output.float().flatten(),
+        target[:, 0] if is_class else target.flatten(),
     )
     measures = resolve_metrics({"it": metric})
-    assert measures.values([measured(measures, [(output, target)])])["it"] == pytest.approx(plain.compute().item())
+    assert measures.values([measured(measures, [(output, target)])])["it"] == pytest.approx(
+        plain.compute().item()
+    )
 
 
 def test_an_exception_of_a_metric_names_it():
@@ -171,14 +194,19 @@ def test_an_exception_of_a_metric_names_it():
             return "much"
 
     measures = resolve_metrics({"second": Wordy()})
-    with pytest.raises(TypeError, match="the metric computed a str; the history holds numbers") as caught:
+    with pytest.raises(
+        TypeError, match="the metric computed a str; the history holds numbers"
+    ) as caught:
         measures.values([measured(measures, [(torch.rand(4), torch.rand(4))])])
     assert caught.value.__notes__ == ["Raised by the metric 'second'."]
 
 
 @pytest.mark.parametrize(
-    ("returned", "description"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "a str"), (None, "None")]
+    ("returned", "description"),
+    [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "a str"), (None, "None")],
 )
 def test_a_metric_that_returns_no_number_is_an_error(returned, description):
-    with pytest.raises(TypeError, match=f"'own' was measured as {description}; measure single numbers, the means"):
+    with pytest.raises(
+        TypeError, match=(f"'own' was measured as {description}; measure single numbers, the means")
+    ):
         measured_number("own", returned)

@@ -1,4 +1,6 @@
-"""The solvers of this folder, compiled once a run of the tests; tests are skipped where there is no compiler."""
+"""The solvers of this folder, compiled once a run of the tests; tests are skipped where there is no
+compiler.
+"""
 
 import re
 import shutil
@@ -16,7 +18,9 @@ from tests.helpers.processes import children
 
 SOURCES = Path(__file__).parent
 STRICT = ("-Wall", "-Wextra", "-pedantic", "-Werror", "-ffp-contract=off", "-O1", f"-I{HEADERS}")
-"""Warnings are errors; products are not fused with sums, so that all languages give the bits of numpy."""
+"""Warnings are errors; products are not fused with sums, so that all languages give the bits of
+numpy.
+"""
 STANDARDS = {
     "gcc": ("-std=c99",),
     "mpicc": ("-std=c99",),
@@ -51,7 +55,10 @@ def compiled(compiler, *sources, flags=()):
     needs(compiler)
     place = Path(_folder().name)
     program = place / re.sub(r"\W", "-", " ".join([compiler, *sources, *flags]))
-    paths = [str(SOURCES / name if (SOURCES / name).exists() else Path(HEADERS, name)) for name in sources]
+    paths = [
+        str(SOURCES / name if (SOURCES / name).exists() else Path(HEADERS, name))
+        for name in sources
+    ]
     command = [compiler, *STRICT, *STANDARDS[compiler], "-o", str(program), *paths, *flags, "-lm"]
     subprocess.run(command, check=True, cwd=place)
     return str(program)
@@ -63,7 +70,9 @@ def mpirun(ranks, program):
     return ["mpirun", "--oversubscribe", "-n", str(ranks), program]
 
 
-def solver(command, sample=lambda value, step, fields: (step, dict(fields)), environment=None, **options):
+def solver(
+    command, sample=lambda value, step, fields: (step, dict(fields)), environment=None, **options
+):
     """Return a solver; root may start ranks of MPI."""
     return Solver(command, sample, environment={**AS_ROOT, **(environment or {})}, **options)
 
@@ -75,7 +84,8 @@ def solvers_running():
 
 def heat(value, steps, cells):
     """Return the temperature and the flux that the heat solvers send at each time step."""
-    u, sent = np.zeros(cells + 2), []
+    u = np.zeros(cells + 2)
+    sent = []
     u[0] = value
     for _ in range(steps):
         flux = u[:-2] - u[1:-1]

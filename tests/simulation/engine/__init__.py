@@ -1,4 +1,6 @@
-"""The simulated engine, for tests: tasks run in this thread, in virtual time, and fail as a plan of faults says."""
+"""The simulated engine, for tests: tasks run in this thread, in virtual time, and fail as a plan of
+faults says.
+"""
 
 from tests.simulation.engine.engine import SimulatedEngine
 from tests.simulation.engine.events import Events

@@ -1,4 +1,6 @@
-"""``SimulatedEngine``: runs tasks one after another in this thread, as if processes ran them in virtual time."""
+"""``SimulatedEngine``: runs tasks one after another in this thread, as if processes ran them in
+virtual time.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,17 +18,21 @@ from tests.simulation.engine.faults import FaultPlan
 from tests.simulation.engine.processes import Processes, Runner, run_always
 from tests.simulation.engine.values import Values, encoded
 
-SLOW_SECONDS, SLOW_SHARE = 30.0, 0.3
-"""How long the coordinator takes to go on after some of its submissions, and after which share of them."""
+SLOW_SECONDS = 30.0
+SLOW_SHARE = 0.3
+"""How long the coordinator takes to go on after some of its submissions, and after which share of
+them.
+"""
 
 
 class SimulatedEngine(GraphEngine):
     """Run tasks in this thread, in the order and at the times of ``processes`` simulated processes.
 
-    The dependencies of tasks are those of the local engine; processes, their memory and time are simulated. Time
-    passes while the coordinator waits, and a little when it submits. Several engines, one after another, may share
-    ``events`` and ``faults``: the programs of one simulation. With ``shares_memory=False`` tasks are said to copy
-    what they read. Tasks never run at the same time as others that they wait for.
+    The dependencies of tasks are those of the local engine; processes, their memory and time are
+    simulated. Time passes while the coordinator waits, and a little when it submits. Several
+    engines, one after another, may share ``events`` and ``faults``: the programs of one simulation.
+    With ``shares_memory=False`` tasks are said to copy what they read. Tasks never run at the same
+    time as others that they wait for.
 
     ``values`` has what has been stored and not been freed. ``run`` runs the tasks, or returns
     results that it knows.
@@ -49,7 +55,9 @@ class SimulatedEngine(GraphEngine):
         self.faults = faults or FaultPlan()
         self.values = Values()
         self._graph = TaskGraph()
-        self.processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
+        self.processes = Processes(
+            processes, self._graph, self.values, self.events, self.faults, run
+        )
         self._open = True
 
     @classmethod
@@ -83,7 +91,8 @@ class SimulatedEngine(GraphEngine):
         return future.result().load() if future.done() and future.exception() is None else None
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Let time pass until all values are there, one has failed, or the first event after ``timeout`` seconds.
+        """Let time pass until all values are there, one has failed, or the first event after
+        ``timeout`` seconds.
 
         To return earlier would have callers ask thousands of times before a task of minutes ends.
         """
@@ -96,12 +105,15 @@ class SimulatedEngine(GraphEngine):
         return self.processes.count
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
-        """Start the processes that are missing; raise ``ValueError`` where tasks never run at the same time."""
+        """Start the processes that are missing; raise ``ValueError`` where tasks never run at the
+        same time.
+        """
         if self.events.concurrent:
             self.processes.add(len(tasks) - self.processes.count)
             return
         raise ValueError(
-            f"{len(tasks)} tasks are to run at the same time, but the simulated engine runs one at a time"
+            f"{len(tasks)} tasks are to run at the same time, but the simulated engine runs one "
+            "at a time"
         )
 
     def shutdown(self, *, kill: bool = False) -> None:
@@ -123,7 +135,9 @@ class SimulatedEngine(GraphEngine):
             pass
 
     def _step(self, until: float = math.inf) -> bool:
-        """Let the next event happen, or a fault first; return ``False`` if there is none until then."""
+        """Let the next event happen, or a fault first; return ``False`` if there is none until
+        then.
+        """
         if self.events.next() > until:
             self.events.pass_until(until)
             return False

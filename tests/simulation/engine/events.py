@@ -11,8 +11,9 @@ from typing import ClassVar
 class Events:
     """A virtual clock and a heap of events; the order of those of one time is drawn from ``seed``.
 
-    Nothing waits: the clock is put forward to the next event. All that is drawn during a simulation should come
-    from ``draw``, so that the seed repeats it. ``concurrent`` says whether tasks may wait for each other.
+    Nothing waits: the clock is put forward to the next event. All that is drawn during a simulation
+    should come from ``draw``, so that the seed repeats it. ``concurrent`` says whether tasks may
+    wait for each other.
     """
 
     concurrent: ClassVar[bool] = False
@@ -28,7 +29,9 @@ class Events:
         self._heap: list[tuple[float, float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.now = 0.0
-        """The virtual time in seconds without that of jumps, in which what is to happen keeps its order."""
+        """The virtual time in seconds without that of jumps, in which what is to happen keeps its
+        order.
+        """
         self._ahead = 0.0
 
     def clock(self) -> float:
@@ -40,16 +43,22 @@ class Events:
         action()
 
     def jump(self, seconds: float) -> None:
-        """Put the clock forward, as when a machine was suspended: what is to happen takes as long as before."""
+        """Put the clock forward, as when a machine was suspended: what is to happen takes as long
+        as before.
+        """
         self._ahead += seconds
 
     def set_back(self, seconds: float) -> None:
-        """Set the time of the day back, as an administrator or a time server may; ``clock`` goes on."""
+        """Set the time of the day back, as an administrator or a time server may; ``clock`` goes
+        on.
+        """
         self.wall -= seconds
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Call ``action`` in so many seconds."""
-        heapq.heappush(self._heap, (self.now + seconds, self.draw.random(), next(self._numbers), action))
+        heapq.heappush(
+            self._heap, (self.now + seconds, self.draw.random(), next(self._numbers), action)
+        )
 
     def next(self) -> float:
         """Return the time of the next event; infinite if there is none."""

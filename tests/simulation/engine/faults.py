@@ -1,4 +1,6 @@
-"""Faults of a simulation: each one happens at a certain occasion, such as the start of the 7th task."""
+"""Faults of a simulation: each one happens at a certain occasion, such as the start of the 7th
+task.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,7 +9,9 @@ from typing import NoReturn
 
 
 class CoordinatorKilled(BaseException):
-    """The coordinator's process has been killed; whatever it does afterwards to clean up raises this as well."""
+    """The coordinator's process has been killed; whatever it does afterwards to clean up raises
+    this as well.
+    """
 
 
 class ProcessDied(BaseException):
@@ -18,12 +22,13 @@ class ProcessDied(BaseException):
 class Fault:
     """Something that goes wrong, once.
 
-    The engine knows these: at the start of a ``"task"``, ``"die"`` (its process ends before it has run), ``"mute"``
-    (its process ends after it has run, before it has answered), ``"vanish"`` (its process ends, and with it the
-    values that it had made), ``"slow"`` and ``"late"`` (it takes ``seconds`` more, and its process with it or not),
-    ``"twice"`` (it runs in another process, too); at an ``"event"``, ``"kill"`` (the coordinator is killed),
-    ``"jump"`` (the clock is put forward by ``seconds``) and ``"back"`` (the time of the day is set back by them).
-    Others may define more.
+    The engine knows these: at the start of a ``"task"``, ``"die"`` (its process ends before it has
+    run), ``"mute"`` (its process ends after it has run, before it has answered), ``"vanish"`` (its
+    process ends, and with it the values that it had made), ``"slow"`` and ``"late"`` (it takes
+    ``seconds`` more, and its process with it or not), ``"twice"`` (it runs in another process,
+    too); at an ``"event"``, ``"kill"`` (the coordinator is killed), ``"jump"`` (the clock is put
+    forward by ``seconds``) and ``"back"`` (the time of the day is set back by them). Others may
+    define more.
     """
 
     kind: str
@@ -35,7 +40,9 @@ class Fault:
 
 
 class FaultPlan:
-    """Hands out faults as their occasions come; counts occasions over all engines of a simulation."""
+    """Hands out faults as their occasions come; counts occasions over all engines of a
+    simulation.
+    """
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self.occasions: Counter[str] = Counter()
@@ -48,7 +55,9 @@ class FaultPlan:
             self._due.setdefault((fault.place, fault.at), []).append(fault)
 
     def kill(self) -> NoReturn:
-        """Kill the coordinator: raise ``CoordinatorKilled``, now and wherever ``check_alive`` is called."""
+        """Kill the coordinator: raise ``CoordinatorKilled``, now and wherever ``check_alive`` is
+        called.
+        """
         self.killed = True
         raise CoordinatorKilled("the coordinator was killed")
 

@@ -1,11 +1,20 @@
-"""The processes of a simulated engine: they run ready tasks in virtual time, and die when they are to."""
+"""The processes of a simulated engine: they run ready tasks in virtual time, and die when they are
+to.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from compss_train.engines.calls import MAX_RUNS, Failure, intra_op_threads, map_args, name_of, results_of
+from compss_train.engines.calls import (
+    MAX_RUNS,
+    Failure,
+    intra_op_threads,
+    map_args,
+    name_of,
+    results_of,
+)
 from compss_train.engines.codec import Bytes
 from compss_train.engines.local.store import loaded
 from compss_train.engines.task_graph import Task, TaskGraph
@@ -29,13 +38,25 @@ _ANY_CPUS = 10**9
 
 
 class Processes:
-    """``count`` processes that run the tasks of a graph, each when it ends, in the thread that lets time pass."""
+    """``count`` processes that run the tasks of a graph, each when it ends, in the thread that lets
+    time pass.
+    """
 
     def __init__(
-        self, count: int, graph: TaskGraph, values: Values, events: Events, faults: FaultPlan, run: Runner
+        self,
+        count: int,
+        graph: TaskGraph,
+        values: Values,
+        events: Events,
+        faults: FaultPlan,
+        run: Runner,
     ) -> None:
-        self.count, self._run_task = count, run
-        self._graph, self._values, self._events, self._faults = graph, values, events, faults
+        self.count = count
+        self._run_task = run
+        self._graph = graph
+        self._values = values
+        self._events = events
+        self._faults = faults
         self._idle = list(range(count))
         self._open = True
 
@@ -57,7 +78,8 @@ class Processes:
     def _start(self, task: Task, process: int) -> None:
         run = partial(self._run, task, task.stored_args(), process)
         seconds = self._events.draw.choice(TASK_SECONDS) * self._events.pace
-        late, repeated = 0.0, False
+        late = 0.0
+        repeated = False
         for fault in self._faults.at("task"):
             if fault.kind in ("die", "mute", "vanish"):
                 die = partial(self._die, task, run, process, fault.kind)
@@ -69,7 +91,9 @@ class Processes:
         end = partial(self._end, task, run, process, late, repeated)
         self._events.after(seconds, partial(self._events.run, end))
 
-    def _end(self, task: Task, run: Callable[[], Answer], process: int, late: float, repeated: bool) -> None:
+    def _end(
+        self, task: Task, run: Callable[[], Answer], process: int, late: float, repeated: bool
+    ) -> None:
         try:
             answer = run()
         except ProcessDied:
@@ -87,7 +111,9 @@ class Processes:
             another = run()
         except ProcessDied:
             return answer
-        answer, another = (answer, another) if self._events.draw.random() < 0.5 else (another, answer)
+        answer, another = (
+            (answer, another) if self._events.draw.random() < 0.5 else (another, answer)
+        )
         self._values.forget(another)
         return answer
 
@@ -106,7 +132,10 @@ class Processes:
             raise
         except BaseException as error:
             return Failure.of(error)
-        return [self._values.store(result, f"result of {name_of(task.function)}", process) for result in results]
+        return [
+            self._values.store(result, f"result of {name_of(task.function)}", process)
+            for result in results
+        ]
 
     def _die(self, task: Task, run: Callable[[], Answer], process: int, kind: str) -> None:
         """End a task's process, and with ``vanish`` what it has made, and run the task again."""
@@ -120,7 +149,9 @@ class Processes:
         if task.deaths < MAX_RUNS:
             self._graph.requeue(task)
         else:
-            lost = f"task {name_of(task.function)!r} was running {MAX_RUNS} times when a process died"
+            lost = (
+                f"task {name_of(task.function)!r} was running {MAX_RUNS} times when a process died"
+            )
             self._graph.fail(task, WorkerLostError(lost))
         self.start_ready()
 

@@ -1,4 +1,6 @@
-"""The values of a simulated engine: encoded, in memory, and lost with the process that made them."""
+"""The values of a simulated engine: encoded, in memory, and lost with the process that made
+them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +36,9 @@ class HeldValue(StoredValue):
         name = str(self.path)
         encoded = self.held[name]  # a KeyError would be a value that is used after it was freed
         if encoded is None:
-            raise WorkerLostError(f"{name} was held by a process that died, and cannot be made again")
+            raise WorkerLostError(
+                f"{name} was held by a process that died, and cannot be made again"
+            )
         return encoded
 
 
@@ -44,7 +48,9 @@ def encoded(value: object) -> Bytes:
 
 
 class Values:
-    """All values that have been stored and not been freed, by a name that says where each came from."""
+    """All values that have been stored and not been freed, by a name that says where each came
+    from.
+    """
 
     def __init__(self) -> None:
         self.held: dict[str, Bytes | None] = {}

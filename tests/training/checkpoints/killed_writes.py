@@ -1,4 +1,6 @@
-"""Kill processes with SIGKILL at each system call while they write checkpoints, and check the files."""
+"""Kill processes with SIGKILL at each system call while they write checkpoints, and check the
+files.
+"""
 
 import os
 import signal
@@ -20,7 +22,9 @@ from compss_train.training.shared_history import SharedHistory
 
 
 def content(number: int) -> dict[str, Any]:
-    history = [{"round": each, "ended": number // 100 + each / 128} for each in range(number % 100 + 1)]
+    history = [
+        {"round": each, "ended": number // 100 + each / 128} for each in range(number % 100 + 1)
+    ]
     values = {"values": torch.full((1000,), float(number)), "more": torch.arange(number)}
     return {"round": number, "history": history, **values}
 
@@ -39,12 +43,17 @@ def check(folder: Path, numbers: set[int]) -> None:
 
 
 def touches_files(function: Any) -> bool:
-    modules = (getattr(function, "__module__", None), type(getattr(function, "__self__", None)).__module__)
+    modules = (
+        getattr(function, "__module__", None),
+        type(getattr(function, "__self__", None)).__module__,
+    )
     return any(module in ("posix", "io", "_io", "fcntl") for module in modules)
 
 
 def killed_at(call: int, action: Callable[[], None]) -> bool:
-    """Run ``action`` in a process that is killed before its n-th system call; return whether it was killed."""
+    """Run ``action`` in a process that is killed before its n-th system call; return whether it was
+    killed.
+    """
     if not (child := os.fork()):
         calls = 0
 
@@ -82,7 +91,8 @@ def killed_writes(folder: Path) -> int:
 
     for number in (1, 2, 3, 4):
         write(number)
-    calls = at_every_call(folder, lambda: write(5), {1, 2, 3, 4})  # which shares a file and has one of its own
+    # Which shares a file and has one of its own.
+    calls = at_every_call(folder, lambda: write(5), {1, 2, 3, 4})
     # A checkpoint that is being replaced may be missing for a moment, but is never read in part.
     calls += at_every_call(folder, lambda: write(105), {1, 2, 3, 4})
     return calls + at_every_call(folder, lambda: prune_checkpoints(folder, {1, 2}), {1, 2})

@@ -1,4 +1,6 @@
-"""The history is written once, and every checkpoint has all of it: alone, copied, without hard links."""
+"""The history is written once, and every checkpoint has all of it: alone, copied, without hard
+links.
+"""
 
 import errno
 import os
@@ -29,7 +31,9 @@ class CountingDisk(Disk):
     """Counts the bytes that are written, and may have no hard links."""
 
     def __init__(self, links=True):
-        self.written, self.linked, self.links = 0, 0, links
+        self.written = 0
+        self.linked = 0
+        self.links = links
 
     def write(self, path, write):
         super().write(path, write)
@@ -47,14 +51,19 @@ def record_of(number, **more):
 
 
 def saved_histories(folder):
-    return {number: read_checkpoint(path)["history"] for number, path in list_checkpoints(folder).items()}
+    return {
+        number: read_checkpoint(path)["history"]
+        for number, path in list_checkpoints(folder).items()
+    }
 
 
 class Run:
     """A fit as its checkpoints see it: a history that grows."""
 
     def __init__(self, folder, disk=None):
-        self.folder, self.history, self.disk = folder, [], disk or CountingDisk()
+        self.folder = folder
+        self.history = []
+        self.disk = disk or CountingDisk()
         self.shared = SharedHistory()
 
     def train(self, rounds=1):
@@ -68,7 +77,10 @@ class Run:
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 8), st.booleans(), st.integers(0, 2**12)
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.booleans(),
+    st.integers(0, 2**12),
 )
 def test_every_checkpoint_has_the_whole_history(tmp_path_factory, steps, longest, links, removed):
     """Whatever its rounds, the length of files, and which checkpoints were removed meanwhile."""
@@ -90,7 +102,8 @@ def bytes_of_rounds(run, rounds, every=1):
     """Return the bytes of a checkpoint, on average, and the most files that one has."""
     run.train(every)
     run.save()
-    before, files = run.disk.written, 0
+    before = run.disk.written
+    files = 0
     for _ in range(rounds):
         run.train(every)
         files = max(files, len(list(run.save().iterdir())))
@@ -173,14 +186,17 @@ def full(*_):
 
 def test_worker_entries_that_memory_has_lost_do_not_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "MOST_WORKER_ENTRIES", 12)
-    trainer, again = trainer_of(workers=3), trainer_of(workers=3)
+    trainer = trainer_of(workers=3)
+    again = trainer_of(workers=3)
     fit(trainer, Checkpoint(tmp_path, keep=99), num_epochs=11)
     assert [len(record["workers"]) for record in trainer.history] == [0] * 7 + [3] * 4
     for number, history in saved_histories(tmp_path).items():
         expected = History()
         for record in history:
             expected.append({**record, "workers": trainer.history[-1]["workers"]})
-        assert [len(record["workers"]) for record in history] == [len(each["workers"]) for each in expected], number
+        assert [len(record["workers"]) for record in history] == [
+            len(each["workers"]) for each in expected
+        ], number
     again.restore(tmp_path)
     assert again.history == trainer.history
 
@@ -193,7 +209,8 @@ class Other(Callback):
 
 
 def test_a_checkpoint_alone_is_resumed_with_its_history(tmp_path):
-    whole, again = trainer_of(), trainer_of()
+    whole = trainer_of()
+    again = trainer_of()
     fit(whole, Checkpoint(tmp_path / "run", keep=9), Other(), num_epochs=6)
     alone = shutil.move(tmp_path / "run" / "round-000003", tmp_path / "round-000003")
     shutil.rmtree(tmp_path / "run")
@@ -204,11 +221,18 @@ def test_a_checkpoint_alone_is_resumed_with_its_history(tmp_path):
 
 
 def test_going_back_to_an_older_checkpoint_takes_no_newer_rounds(tmp_path):
-    first, back = trainer_of(), trainer_of()
+    first = trainer_of()
+    back = trainer_of()
     fit(first, Checkpoint(tmp_path, keep=9), num_epochs=6)
     before = saved_histories(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        fit(back, Checkpoint(tmp_path, keep=9), InterruptAt(4), resume=tmp_path / "round-000002", num_epochs=6)
+        fit(
+            back,
+            Checkpoint(tmp_path, keep=9),
+            InterruptAt(4),
+            resume=tmp_path / "round-000002",
+            num_epochs=6,
+        )
     after = saved_histories(tmp_path)
     assert after[3] == back.history[:4] != before[3]  # it was trained again
     assert {**after, 3: before[3]} == {number: before[number] for number in range(4)}

@@ -41,7 +41,11 @@ def good(tmp_path):
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
 def test_arrays_are_a_safetensors_file_of_every_dtype(tmp_path, dtype):
-    tensors = {"a": torch.zeros(2, 3).to(dtype), "b": torch.ones(()).to(dtype), "c": torch.zeros(0, 4).to(dtype)}
+    tensors = {
+        "a": torch.zeros(2, 3).to(dtype),
+        "b": torch.ones(()).to(dtype),
+        "c": torch.zeros(0, 4).to(dtype),
+    }
     write_checkpoint(tmp_path / "it", tensors)
     file = tmp_path / "it" / "arrays.safetensors"
     loaded = load_file(file)
@@ -100,7 +104,9 @@ def test_a_flipped_bit_is_detected_anywhere(good, name):
     detected = 0
     for position in range(len(whole)):
         for bit in (0x01, 0x20, 0x80):
-            file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+            file.write_bytes(
+                whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :]
+            )
             detected += same_or_bad(good)
     assert detected > 2.9 * len(whole)
 
@@ -142,10 +148,14 @@ def test_the_error_says_what_is_damaged(good, tmp_path):
     assert reason_of(good) == "state.json is damaged: its checksum does not match"
     (good / "state.json").write_text(json.dumps(document))
     (good / "arrays.safetensors").write_bytes(b"x" * 100)
-    assert reason_of(good) == "arrays.safetensors is damaged: its checksum is not the one in state.json"
+    assert reason_of(good) == (
+        "arrays.safetensors is damaged: its checksum is not the one in state.json"
+    )
     write_checkpoint(good, SMALL)
     (good / "history-000000.jsonl").write_text("{}\n")
-    assert reason_of(good) == "history-000000.jsonl is damaged: its checksum is not the one in state.json"
+    assert reason_of(good) == (
+        "history-000000.jsonl is damaged: its checksum is not the one in state.json"
+    )
     (good / "history-000000.jsonl").unlink()
     assert reason_of(good) == "it has no history-000000.jsonl"
     (good / "history-000000.jsonl").mkdir()
@@ -165,7 +175,9 @@ SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text", "pathlib.
 
 
 @pytest.mark.parametrize("call", [*SYSTEM, "compss_train.model.saved_state.save_file"])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
 def test_a_failed_write_leaves_nothing_behind(good, monkeypatch, call, error):
     def fail(*args, **options):
         raise error

@@ -1,4 +1,6 @@
-"""Folders of checkpoints: the latest is found, an older good one suggested, and other files are left alone."""
+"""Folders of checkpoints: the latest is found, an older good one suggested, and other files are
+left alone.
+"""
 
 import os
 import random
@@ -31,7 +33,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-FOREIGN = ["round-5", "round-0000005", "round-abc", "best", ".round-000001", "round-000001.bak", "round-000003.d"]
+FOREIGN = [
+    "round-5",
+    "round-0000005",
+    "round-abc",
+    "best",
+    ".round-000001",
+    "round-000001.bak",
+    "round-000003.d",
+]
 
 
 @pytest.fixture
@@ -60,9 +70,14 @@ def test_checkpoints_are_listed_by_number(folder, foreign):
 def test_pruning_removes_leftovers_of_dead_processes_of_this_machine(folder):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    host, living = socket.gethostname(), os.getppid()
+    host = socket.gethostname()
+    living = os.getppid()
     gone = [f".round-000011.{host}.{dead.pid}.new", f".round-000002.{host}.{dead.pid}.old"]
-    kept = [f".round-000011.{host}.{living}.new", f".round-000011.other.{host}.x.new", f".round-1.x.{dead.pid}.new"]
+    kept = [
+        f".round-000011.{host}.{living}.new",
+        f".round-000011.other.{host}.x.new",
+        f".round-1.x.{dead.pid}.new",
+    ]
     for name in (*gone, *kept):
         (folder / name).mkdir()
         (folder / name / "state.json").touch()
@@ -73,7 +88,14 @@ def test_pruning_removes_leftovers_of_dead_processes_of_this_machine(folder):
 
 
 EMPTY = Snapshot(
-    parameters={}, workers=(), epoch=0, history=[], setting={}, progress=None, callbacks={}, schedule={}
+    parameters={},
+    workers=(),
+    epoch=0,
+    history=[],
+    setting={},
+    progress=None,
+    callbacks={},
+    schedule={},
 )
 
 
@@ -83,7 +105,12 @@ def round_trip(snapshot, folder):
 
 
 def drawn():
-    return torch.rand(3).tolist(), np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()
+    return (
+        torch.rand(3).tolist(),
+        np.random.normal(size=3).tolist(),
+        random.gauss(0, 1),
+        random.random(),
+    )
 
 
 def test_random_generators_are_restored(tmp_path):
@@ -93,7 +120,9 @@ def test_random_generators_are_restored(tmp_path):
         expected = drawn()
     assert state.python[2] is not None
     assert state.numpy["has_gauss"]
-    back = round_trip(replace(EMPTY, workers=(WorkerState(None, state),)), tmp_path).workers[0].random
+    back = (
+        round_trip(replace(EMPTY, workers=(WorkerState(None, state),)), tmp_path).workers[0].random
+    )
     with random_state(back, "cpu"):
         assert drawn() == expected
 
@@ -101,7 +130,10 @@ def test_random_generators_are_restored(tmp_path):
 def test_seeds_and_gpu_states_are_restored(tmp_path):
     with random_state(5, "cpu"):
         on_gpu = replace(RandomState.capture("cpu"), gpu=torch.arange(16, dtype=torch.uint8))
-    workers = (WorkerState(None, 2**63 - 1), WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu))
+    workers = (
+        WorkerState(None, 2**63 - 1),
+        WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu),
+    )
     back = round_trip(replace(EMPTY, workers=workers), tmp_path).workers
     assert back[0] == workers[0]
     assert_same(back[1].optimizer, workers[1].optimizer)

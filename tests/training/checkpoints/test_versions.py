@@ -1,4 +1,6 @@
-"""Checkpoints of earlier versions are read as if they were of this one; those of other versions are refused."""
+"""Checkpoints of earlier versions are read as if they were of this one; those of other versions are
+refused.
+"""
 
 import json
 import warnings
@@ -35,7 +37,9 @@ def fit(trainer, folder, **options):
 
 
 def test_there_is_a_checkpoint_of_every_version_that_can_be_read():
-    assert {path.name for path in HERE.glob("format-*")} == {f"format-{each}" for each in saved_state.UPGRADES}
+    assert {path.name for path in HERE.glob("format-*")} == {
+        f"format-{each}" for each in saved_state.UPGRADES
+    }
     assert [*saved_state.UPGRADES, saved_state.VERSION] == [
         *range(min(saved_state.UPGRADES), saved_state.VERSION + 1)
     ]
@@ -44,10 +48,14 @@ def test_there_is_a_checkpoint_of_every_version_that_can_be_read():
 @pytest.mark.parametrize("version", saved_state.UPGRADES)
 def test_a_fit_of_an_earlier_version_is_restored_and_resumed(tmp_path, version):
     path = HERE / f"format-{version}" / "round-000002"
-    whole, restored, resumed = trainer_of(), trainer_of(), trainer_of()
+    whole = trainer_of()
+    restored = trainer_of()
+    resumed = trainer_of()
     assert json.loads((path / "state.json").read_text())["version"] == version
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*not bit for bit as without interruption: (python|torch|numpy) was")
+        warnings.filterwarnings(
+            "ignore", r".*not bit for bit as without interruption: (python|torch|numpy) was"
+        )
         restored.restore(path)
         fit(resumed, tmp_path / "run", resume=path)
     fit(whole, tmp_path / "whole")
@@ -64,7 +72,8 @@ def test_a_fit_of_an_earlier_version_is_restored_and_resumed(tmp_path, version):
     now = read_checkpoint(tmp_path / "run" / "round-000003")
     assert now["history"] == resumed.history
     assert (
-        json.loads((tmp_path / "run" / "round-000003" / "state.json").read_text())["version"] == saved_state.VERSION
+        json.loads((tmp_path / "run" / "round-000003" / "state.json").read_text())["version"]
+        == saved_state.VERSION
     )
 
 
@@ -84,7 +93,9 @@ def test_versions_that_cannot_be_read_are_refused_by_name(tmp_path, monkeypatch)
         patch.setattr(saved_state, "VERSION", 3)
         write_checkpoint(tmp_path / "older", {"new": 1})
     wrote = "compss_train 7.8.9 wrote it in version 99 of the format"
-    assert refusal_of(tmp_path / "newer") == f"{wrote}, and {reads}: install that release, or a later one"
+    assert refusal_of(tmp_path / "newer") == (
+        f"{wrote}, and {reads}: install that release, or a later one"
+    )
     assert refusal_of(tmp_path / "older").endswith(f"{reads}: resume it with that release")
     with pytest.raises(BadCheckpointError, match="install that release"):
         trainer_of().restore(tmp_path / "newer")

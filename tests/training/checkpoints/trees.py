@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    ),
 ]
 ARRAYS = [*"?bBhHiIlLefdF", ">f8", "<i4", ">u2"]
 
@@ -22,18 +31,34 @@ def _bytes_of(shape: tuple[int, ...], itemsize: int, seed: int) -> np.ndarray:
 
 @st.composite
 def tensors(draw):
-    shape, dtype = draw(shapes), draw(st.sampled_from(DTYPES))
+    shape = draw(shapes)
+    dtype = draw(st.sampled_from(DTYPES))
     itemsize = torch.empty((), dtype=dtype).element_size()
     raw = torch.from_numpy(_bytes_of(shape, itemsize, draw(st.integers(0, 999))))
     tensor = (raw % 2).bool() if dtype == torch.bool else raw.reshape(-1).view(dtype)
     tensor = tensor.reshape(shape)
     form = draw(
-        st.sampled_from(["plain", "transposed", "part", "strided", "expanded", "shared", "parameter", "conjugate"])
+        st.sampled_from(
+            [
+                "plain",
+                "transposed",
+                "part",
+                "strided",
+                "expanded",
+                "shared",
+                "parameter",
+                "conjugate",
+            ]
+        )
     )
     if form == "transposed":
         return tensor.mT if tensor.dim() > 1 else tensor
     if form in ("part", "strided") and tensor.dim():
-        return torch.cat([tensor, tensor])[: len(tensor)] if form == "part" else torch.cat([tensor, tensor])[::2]
+        return (
+            torch.cat([tensor, tensor])[: len(tensor)]
+            if form == "part"
+            else torch.cat([tensor, tensor])[::2]
+        )
     if form == "conjugate":
         return tensor.conj().imag if draw(st.booleans()) and dtype.is_complex else tensor.conj()
     if form == "expanded":
@@ -47,7 +72,8 @@ def tensors(draw):
 
 @st.composite
 def arrays(draw):
-    shape, dtype = draw(shapes), np.dtype(draw(st.sampled_from(ARRAYS)))
+    shape = draw(shapes)
+    dtype = np.dtype(draw(st.sampled_from(ARRAYS)))
     raw = _bytes_of(shape, dtype.itemsize, draw(st.integers(0, 999)))
     array = (raw % 2).astype(bool) if dtype.kind == "b" else raw.reshape(-1).view(dtype)
     array = array.reshape(shape)
@@ -65,7 +91,10 @@ def arrays(draw):
 TEXTS = ["", "$", "a", "b", "a/b", "a/b/a", "0", "1", "__metadata__", "name", "\ud800", "é\n"]
 texts = st.one_of(st.sampled_from(TEXTS), st.text())
 numbers = st.one_of(
-    st.integers(), st.integers(-(2**200), 2**200), st.floats(), st.sampled_from([-0.0, math.inf, math.nan, 1e-320])
+    st.integers(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    st.sampled_from([-0.0, math.inf, math.nan, 1e-320]),
 )
 plain = st.one_of(st.none(), st.booleans(), numbers, texts)
 keys = st.one_of(

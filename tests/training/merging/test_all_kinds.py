@@ -1,4 +1,6 @@
-"""Laws 2, 3 and 4: what merging means, whether or not workers wait for each other, with outer steps and without."""
+"""Laws 2, 3 and 4: what merging means, whether or not workers wait for each other, with outer steps
+and without.
+"""
 
 import os
 
@@ -21,7 +23,17 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, combined, fit, fitted, trainer_of
+from tests.helpers.small_fits import (
+    PLAIN_SGD,
+    STILL,
+    X,
+    Y,
+    assert_alike,
+    combined,
+    fit,
+    fitted,
+    trainer_of,
+)
 from tests.helpers.tolerances import largest, sgd_error, sum_error
 
 KINDS = ["synchronous", "commutative", "parameter_server"]
@@ -40,22 +52,36 @@ def everything(**options):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_one_batch_each_is_one_step_on_the_joint_batch(engine, workers, merge):
     x, y = classification(samples=workers * 20)
-    apart = fitted(engine, workers, *blocked(x, y, workers), num_epochs=1, batch_size=20, merge=merge, **STILL)
+    apart = fitted(
+        engine, workers, *blocked(x, y, workers), num_epochs=1, batch_size=20, merge=merge, **STILL
+    )
     joint = fitted(engine, 1, *blocked(x, y, 1), num_epochs=1, num_batches_per_worker=1, **STILL)
-    assert_close(apart, joint, sgd_error(np.float32, 2, 0.1, samples=workers * 20))  # a step, and a merge
+    # A step, and a merge.
+    assert_close(apart, joint, sgd_error(np.float32, 2, 0.1, samples=workers * 20))
 
 
 @pytest.mark.parametrize("merge", KINDS)
 def test_a_worker_without_samples_has_no_vote(engine, merge):
     x, y = classification()
-    # Rounds that do not wait see each other's updates as they arrive, so only a single one is comparable.
-    options = {**STILL, "num_epochs": 2, "batch_size": 10, "merge": Merge(merge, every=int(merge == "synchronous"))}
+    # Rounds that do not wait see each other's updates as they arrive, so only a single one is
+    # comparable.
+    options = {
+        **STILL,
+        "num_epochs": 2,
+        "batch_size": 10,
+        "merge": Merge(merge, every=int(merge == "synchronous")),
+    }
     two = fitted(engine, 2, *blocked(x, y, 2), net=awkward_net(), **options)
-    told = "5 workers share 2 blocks, so some have nothing to train; cut the data into at least 5 blocks, or"
+    told = (
+        "5 workers share 2 blocks, so some have nothing to train; cut the data into at least "
+        "5 blocks, or"
+    )
     with pytest.warns(UserWarning, match=told):
         five = fitted(engine, 5, *blocked(x, y, 2), net=awkward_net(), **options)
-    assert_close(two, five, sum_error(np.float32, 2, largest(two)))  # versions of the same bits, merged
-    if merge == "synchronous" or (merge == "parameter_server" and isinstance(engine, SerialEngine)):  # one order
+    # Versions of the same bits, merged.
+    assert_close(two, five, sum_error(np.float32, 2, largest(two)))
+    # One order.
+    if merge == "synchronous" or (merge == "parameter_server" and isinstance(engine, SerialEngine)):
         assert_same_bits(two, five)
 
 
@@ -80,20 +106,31 @@ def test_a_worker_without_samples_takes_no_outer_step(merge):
 
 
 def averaged(trainer):
-    return {name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()}
+    return {
+        name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()
+    }
 
 
 @pytest.mark.parametrize(
-    ("merge", "workers"), [*(("commutative", n) for n in (1, 2, 5)), *(("parameter_server", n) for n in (2, 3))]
+    ("merge", "workers"),
+    [*(("commutative", n) for n in (1, 2, 5)), *(("parameter_server", n) for n in (2, 3))],
 )
 def test_one_merge_at_the_end_is_the_mean_by_samples(engine, merge, workers):
     x, y = classification(samples=64)
     options = {"optimizer": SGD, "num_epochs": 3, "batch_size": 4, "shuffle": "total"}
     results = [
-        fitted(engine, workers, *blocked(x, y, 7), net=awkward_net(), merge=Merge(each, every=0), **options)
+        fitted(
+            engine,
+            workers,
+            *blocked(x, y, 7),
+            net=awkward_net(),
+            merge=Merge(each, every=0),
+            **options,
+        )
         for each in ("synchronous", merge)
     ]
-    assert_close(*results, sum_error(np.float32, 2 * workers, largest(*results)))  # of the same bits, merged
+    # Of the same bits, merged.
+    assert_close(*results, sum_error(np.float32, 2 * workers, largest(*results)))
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "parameter_server"])
@@ -106,8 +143,13 @@ def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine, me
     merged = fitted(engine, 2, *data, net=net, num_epochs=1, batch_size=5, merge=merge, **STILL)
     assert merged["1.num_batches_tracked"] == 4
     if merge == "synchronous":
-        alone = [fitted(engine, 1, x[cut], y[cut], net=net, num_epochs=1, batch_size=5, **STILL) for cut in cuts]
-        mean = (10 * alone[0]["1.running_mean"].astype(np.float64) + 20 * alone[1]["1.running_mean"]) / 30
+        alone = [
+            fitted(engine, 1, x[cut], y[cut], net=net, num_epochs=1, batch_size=5, **STILL)
+            for cut in cuts
+        ]
+        mean = (
+            10 * alone[0]["1.running_mean"].astype(np.float64) + 20 * alone[1]["1.running_mean"]
+        ) / 30
         rounding = sum_error(np.float32, 1, np.abs(mean).max())
         np.testing.assert_allclose(merged["1.running_mean"], mean, rtol=0, atol=rounding)
 
@@ -115,17 +157,25 @@ def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine, me
 @pytest.mark.parametrize("options", [*slow({}), {"merge": Merge(unit="blocks")}], ids=str)
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
 def test_batch_norm_survives_rounds_that_do_not_wait(engine, merge, options):
-    """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
+    """Variances shrink fast in the first rounds: changes against stale bases would make them
+    negative.
+    """
     x, y = classification(samples=160)
-    trainer, data = trainer_of(engine, 8), blocked(x / 100, y, 16)
+    trainer = trainer_of(engine, 8)
+    data = blocked(x / 100, y, 16)
     options = combined(options, num_epochs=3, batch_size=5, validation_data=data, merge=merge)
     trained = fit(trainer, data=data, **options)
     assert (trained["1.running_var"] > 0).all()
     assert trained["1.num_batches_tracked"] >= 3 * 160 / 5 / 8
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
-    assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) == 3 * 160
+    assert (
+        sum(worker["samples"] for record in trainer.history for worker in record["workers"])
+        == 3 * 160
+    )
     measured = trainer.history[-1]["val_loss"]
-    assert trainer.evaluate(*data)["loss"] == pytest.approx(measured, rel=sum_error(np.float32, 160))
+    assert trainer.evaluate(*data)["loss"] == pytest.approx(
+        measured, rel=sum_error(np.float32, 160)
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +189,8 @@ def test_batch_norm_survives_rounds_that_do_not_wait(engine, merge, options):
     ids=str,
 )
 def test_a_second_fit_continues_with_the_state_of_the_merge(merge, workers):
-    once, twice = trainer_of(workers=workers), trainer_of(workers=workers)
+    once = trainer_of(workers=workers)
+    twice = trainer_of(workers=workers)
     fit(once, num_epochs=4, merge=merge)
     fit(twice, num_epochs=1, merge=merge)
     fit(twice, num_epochs=3, merge=merge)
@@ -184,9 +235,16 @@ def test_an_outer_learning_rate_of_1_without_momentum_changes_nothing(case, mode
     """Not a bit: outer steps are in double precision, where w - (-change) is w + change."""
     merge, shuffle, dtype = case
     x = X.astype(torch.empty(0, dtype=dtype).numpy().dtype)
-    build = {} if dtype == torch.float32 else {"net": lambda: mlp().to(dtype), "optimizer": PLAIN_SGD}
+    build = (
+        {} if dtype == torch.float32 else {"net": lambda: mlp().to(dtype), "optimizer": PLAIN_SGD}
+    )
     fits = [
-        fit(trainer_of(metric=None, **build), data=blocked(x, Y, 7), shuffle=shuffle, **combined(mode, merge=each))
+        fit(
+            trainer_of(metric=None, **build),
+            data=blocked(x, Y, 7),
+            shuffle=shuffle,
+            **combined(mode, merge=each),
+        )
         for each in (Merge(merge, outer_optimizer=MEAN), merge)
     ]
     assert_same_bits(*fits)
@@ -194,14 +252,24 @@ def test_an_outer_learning_rate_of_1_without_momentum_changes_nothing(case, mode
 
 @pytest.mark.parametrize("merge", ON_ARRIVAL)
 def test_one_worker_with_an_outer_optimizer_is_synchronous(engine, merge):
-    """One push a round; a server rounds to single precision when it is pulled, and not its own parameters."""
+    """One push a round; a server rounds to single precision when it is pulled, and not its own
+    parameters.
+    """
     x, y = classification(samples=60)
     options = {**STILL, "num_epochs": 2, "batch_size": 10}
     ours, theirs = (
-        fitted(engine, 1, *blocked(x, y, 6), merge=Merge(each, unit="batches", outer_optimizer=NESTEROV), **options)
+        fitted(
+            engine,
+            1,
+            *blocked(x, y, 6),
+            merge=Merge(each, unit="batches", outer_optimizer=NESTEROV),
+            **options,
+        )
         for each in (merge, "synchronous")
     )
-    assert_close(ours, theirs, sgd_error(np.float32, 2 * 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
+    assert_close(
+        ours, theirs, sgd_error(np.float32, 2 * 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9)
+    )
 
 
 class Scaled(nn.Module):
@@ -209,13 +277,16 @@ class Scaled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner, self.scale = mlp(), nn.Parameter(torch.tensor(1.5))
+        self.inner = mlp()
+        self.scale = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, x):
         return self.inner(x) * self.scale
 
 
-@pytest.mark.parametrize(("merge", "workers"), [(Merge(outer_optimizer=MEAN), 3), (Merge("parameter_server"), 1)])
+@pytest.mark.parametrize(
+    ("merge", "workers"), [(Merge(outer_optimizer=MEAN), 3), (Merge("parameter_server"), 1)]
+)
 def test_weights_without_dimensions_are_merged(merge, workers):
     ours, plain = (trainer_of(workers=workers, net=Scaled, optimizer=PLAIN_SGD) for _ in range(2))
     assert_same_bits(fit(ours, merge=merge), fit(plain))
@@ -248,8 +319,13 @@ def test_another_outer_optimizer_or_kind_starts_anew(before, after):
 @pytest.mark.parametrize("merge", KINDS)
 def test_an_outer_step_that_diverges_is_an_error(merge):
     outer = {"optimizer": "sgd", "lr": 1e38}
-    with pytest.raises(DivergedError, match=r"outer_optimizer= made '\d\.\w+' NaN or infinite; lower its lr"):
-        fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}), merge=Merge(merge, outer_optimizer=outer))
+    with pytest.raises(
+        DivergedError, match=r"outer_optimizer= made '\d\.\w+' NaN or infinite; lower its lr"
+    ):
+        fit(
+            trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}),
+            merge=Merge(merge, outer_optimizer=outer),
+        )
 
 
 @pytest.mark.parametrize(
@@ -260,10 +336,12 @@ def test_an_engine_keeps_only_what_the_next_fit_needs(shared_local, merge, outer
     def files():
         shared_local.fetch([shared_local.submit(tasks.add, 1)])
         names = (name for folder in shared_local.folders for name in os.listdir(folder))
-        return {name for name in names if "heartbeat" not in name}  # a process makes its own when it starts
+        # A process makes its own when it starts.
+        return {name for name in names if "heartbeat" not in name}
 
     x = np.random.default_rng(0).normal(size=(400, 200)).astype(np.float32)
-    before, sizes = files(), []
+    before = files()
+    sizes = []
     trainer = trainer_of(
         shared_local,
         2,

@@ -11,7 +11,15 @@ from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import sum_by_tree
 from compss_train.worker.merge import MergeRule, merge_results
 from tests.helpers.cases import slow
-from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, blocked, classification, mlp
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_close,
+    assert_same_bits,
+    blocked,
+    classification,
+    mlp,
+)
 from tests.helpers.small_fits import STILL, combined, fitted, trainer_of
 from tests.helpers.tolerances import average, largest, sum_error, weighted
 
@@ -20,7 +28,9 @@ def test_halving_is_dislibs_rule(engine):
     x, y = classification(samples=20)
     start = {name: tensor.numpy() for name, tensor in mlp().state_dict().items()}
     options = {"num_epochs": 1, "num_batches_per_worker": 1, **STILL}
-    merged = fitted(engine, 1, x, y, **combined(options, merge=Merge("commutative", rule="halving")))
+    merged = fitted(
+        engine, 1, x, y, **combined(options, merge=Merge("commutative", rule="halving"))
+    )
     plain = fitted(engine, 1, x, y, **options)
     halves = {name: (start[name] + plain[name]) / 2 for name in start}
     assert_close(merged, halves, sum_error(np.float32, 2, largest(start, plain)))
@@ -30,12 +40,18 @@ def test_halving_is_dislibs_rule(engine):
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 17, 65, 130])
 def test_a_tree_of_any_size_is_the_weighted_mean(count, arity):
     rng = np.random.default_rng(count)
-    versions = [{"w": rng.normal(size=5).astype(np.float32), "n": np.array(k)} for k in range(count)]
+    versions = [
+        {"w": rng.normal(size=5).astype(np.float32), "n": np.array(k)} for k in range(count)
+    ]
     counts = rng.integers(1, 100, count).tolist()
     engine = SerialEngine()
-    items = sum_by_tree(engine, {item.first: engine.publish(item) for item in weighted(versions, counts)}, arity)
+    items = sum_by_tree(
+        engine, {item.first: engine.publish(item) for item in weighted(versions, counts)}, arity
+    )
     assert len(items) <= arity
-    merged, _ = merge_results(engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0])
+    merged, _ = merge_results(
+        engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0]
+    )
     assert_same_bits(merged, average(versions, counts))
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
     # Sums in double precision, rounded once.
@@ -60,13 +76,21 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     parameters = [value for value in fetched if "0.weight" in value]
     assert len(parameters) == 1
     assert parameters[0] is fetched[-1]
-    measured = [m for value in fetched[:-1] for m in (value if isinstance(value, list) else [value])]
-    assert all(isinstance(value, float | int) for each in measured for value in each.__getstate__().values())
+    measured = [
+        m for value in fetched[:-1] for m in (value if isinstance(value, list) else [value])
+    ]
+    assert all(
+        isinstance(value, float | int)
+        for each in measured
+        for value in each.__getstate__().values()
+    )
 
 
 def test_more_workers_than_samples_are_told_the_most():
     x, y = classification(samples=3)
-    with pytest.warns(UserWarning, match="nothing to train; cut the data into at least .*, or use 3 workers"):
+    with pytest.warns(
+        UserWarning, match=("nothing to train; cut the data into at least .*, or use 3 workers")
+    ):
         fitted("serial", 5, x, y, num_epochs=1, batch_size=1)
 
 
@@ -90,12 +114,15 @@ X, Y = classification(samples=60)
 
 
 class Shared(nn.Module):
-    """A weight that two layers have, and a BatchNorm that is used twice; by one name each unless ``twice``."""
+    """A weight that two layers have, and a BatchNorm that is used twice; by one name each unless
+    ``twice``.
+    """
 
     def __init__(self, *, twice: bool) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.first = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
         self.last = nn.Linear(6, 6) if twice else nn.Module()
         if twice:
             self.last.weight, self.again = self.first.weight, self.norm
@@ -121,18 +148,25 @@ def trained(engine, *, twice: bool = True, scale: float = 1.0, **options):
 NAMED_ONCE = "synchronous", "outer", "averaged", "int8", "commutative", "server with Adam"
 
 
-@pytest.mark.parametrize("merge", [*NAMED_ONCE, *slow(*(merge for merge in MERGES if merge not in NAMED_ONCE))])
+@pytest.mark.parametrize(
+    "merge", [*NAMED_ONCE, *slow(*(merge for merge in MERGES if merge not in NAMED_ONCE))]
+)
 def test_a_second_name_changes_nothing(merge):
     twice, records = trained("serial", **MERGES[merge])
     once, expected = trained("serial", twice=False, **MERGES[merge])
     assert_same_bits({name: twice[name] for name in once}, once)
-    assert_same_bits({name: twice[name] for name in SECOND}, {name: twice[first] for name, first in SECOND.items()})
+    assert_same_bits(
+        {name: twice[name] for name in SECOND},
+        {name: twice[first] for name, first in SECOND.items()},
+    )
     assert [record["loss"] for record in records] == [record["loss"] for record in expected]
 
 
 @pytest.mark.parametrize("merge", MERGES)
 def test_names_agree_where_workers_arrive_in_any_order(engine, merge):
-    """Samples with a spread of 100 make variances that shrink from round to round: none may become negative."""
+    """Samples with a spread of 100 make variances that shrink from round to round: none may become
+    negative.
+    """
     result, _ = trained(engine, scale=100.0, **MERGES[merge])
     for name, first in SECOND.items():
         assert result[name].tobytes() == result[first].tobytes(), name

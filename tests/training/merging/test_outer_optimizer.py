@@ -1,4 +1,6 @@
-"""The outer optimizer, averaged optimizer states, the average of merged parameters, the agreement of workers."""
+"""The outer optimizer, averaged optimizer states, the average of merged parameters, the agreement
+of workers.
+"""
 
 import copy
 import threading
@@ -46,7 +48,8 @@ class EveryRound(Callback):
 
 def rounds_of(workers=3, **options):
     """Return a trainer after a fit, and its parameters after every round."""
-    trainer, rounds = trainer_of(workers=workers, optimizer=ADAM, net=awkward_net), EveryRound()
+    trainer = trainer_of(workers=workers, optimizer=ADAM, net=awkward_net)
+    rounds = EveryRound()
     fit(trainer, rounds, **options)
     return trainer, rounds.parameters
 
@@ -64,27 +67,38 @@ def test_one_worker_that_merges_every_batch_follows_the_textbook_formula():
         **STILL,
     )
     net = mlp().double()
-    weights, velocity = list(net.parameters()), [0.0] * 4
+    weights = list(net.parameters())
+    velocity = [0.0] * 4
     for _ in range(2):
         for batch in range(6):
             rows = slice(10 * batch, 10 * batch + 10)
-            loss = nn.functional.cross_entropy(net(torch.from_numpy(x[rows]).double()), torch.from_numpy(y[rows]))
+            loss = nn.functional.cross_entropy(
+                net(torch.from_numpy(x[rows]).double()), torch.from_numpy(y[rows])
+            )
             gradients = [0.1 * gradient for gradient in torch.autograd.grad(loss, weights)]
             velocity = [0.9 * v + g for v, g in zip(velocity, gradients, strict=True)]
             with torch.no_grad():
                 for weight, g, v in zip(weights, gradients, velocity, strict=True):
                     weight -= 0.7 * (g + 0.9 * v)
     expected = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
-    assert_close(ours, expected, sgd_error(np.float32, 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9))
+    assert_close(
+        ours, expected, sgd_error(np.float32, 12, 0.1 * 0.7 * 1.9, samples=10, momentum=0.9)
+    )
 
 
 def averaged(trainer):
-    return {name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()}
+    return {
+        name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()
+    }
 
 
-@pytest.mark.parametrize(("optimizer", "make"), [(SGD, torch.optim.SGD), (ADAM, torch.optim.Adam)], ids=str)
+@pytest.mark.parametrize(
+    ("optimizer", "make"), [(SGD, torch.optim.SGD), (ADAM, torch.optim.Adam)], ids=str
+)
 def test_averaged_optimizer_states_are_those_of_a_plain_loop(optimizer, make):
-    """Two workers with blocks of 12 and 18 samples, 3 and 5 batches: two copies trained by torch and averaged."""
+    """Two workers with blocks of 12 and 18 samples, 3 and 5 batches: two copies trained by torch
+    and averaged.
+    """
     x, y = classification(samples=30)
     cuts = [slice(0, 12), slice(12, 30)]
     blocks = [BlockedTensor([[part[cut]] for cut in cuts]) for part in (x, y)]
@@ -99,11 +113,16 @@ def test_averaged_optimizer_states_are_those_of_a_plain_loop(optimizer, make):
         **STILL,
     )
     options = {name: value for name, value in optimizer.items() if name != "optimizer"}
-    net, state = mlp(), None
+    net = mlp()
+    state = None
     for _ in range(3):
-        nets, states = zip(*[_trained(net, state, make, options, x[cut], y[cut]) for cut in cuts], strict=True)
+        nets, states = zip(
+            *[_trained(net, state, make, options, x[cut], y[cut]) for cut in cuts], strict=True
+        )
         with torch.no_grad():
-            for own, *theirs in zip(net.parameters(), *(each.parameters() for each in nets), strict=True):
+            for own, *theirs in zip(
+                net.parameters(), *(each.parameters() for each in nets), strict=True
+            ):
                 own.copy_(_mean(*theirs))
         state = copy.deepcopy(states[0])
         for number, values in state["state"].items():
@@ -120,7 +139,9 @@ def _trained(net, state, make, options, x, y):
     with intra_op_threads(1):
         for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(own(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+            nn.functional.cross_entropy(
+                own(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])
+            ).backward()
             optimizer.step()
     return own, optimizer.state_dict()
 
@@ -130,7 +151,8 @@ def _mean(one, other):
 
 
 @pytest.mark.parametrize(
-    ("merge", "workers"), [("synchronous", 2), ("synchronous", 1), ("commutative", 1), ("parameter_server", 1)]
+    ("merge", "workers"),
+    [("synchronous", 2), ("synchronous", 1), ("commutative", 1), ("parameter_server", 1)],
 )
 def test_a_fit_that_keeps_states_starts_from_averages(merge, workers):
     kept, once = (trainer_of(workers=workers, optimizer=SGD, net=mlp) for _ in range(2))
@@ -173,7 +195,9 @@ def test_the_average_by_steps_of_one_worker_is_torchs(gradients):
     net = without_dropout()
     expected = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     options = {"accumulate": 1 if gradients is None else gradients.accumulate}
-    plain_loop(net, OPTIMIZERS[0][1], X, Y, 4, 3, 3, seed=3, after=expected.update_parameters, **options)
+    plain_loop(
+        net, OPTIMIZERS[0][1], X, Y, 4, 3, 3, seed=3, after=expected.update_parameters, **options
+    )
     trainer = trainer_of(workers=1, optimizer=SGD, net=without_dropout, gradients=gradients)
     fit(trainer, data=blocked(X, Y, 4), num_batches_per_worker=3, merge=STEPS, **STILL)
     assert_same_bits(averaged(trainer), state_arrays(expected.module))
@@ -181,25 +205,40 @@ def test_the_average_by_steps_of_one_worker_is_torchs(gradients):
 
 def test_workers_averages_by_steps_are_merged_and_continued():
     cuts = [slice(0, 24), slice(24, 57)]
-    merged, average = mlp(), None
+    merged = mlp()
+    average = None
     for _ in range(2):
-        nets, averages = [], []
+        nets = []
+        averages = []
         for cut in cuts:
-            own = AveragedModel(merged if average is None else average, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+            own = AveragedModel(
+                merged if average is None else average, multi_avg_fn=get_ema_multi_avg_fn(0.9)
+            )
             own.n_averaged += average is not None
             make = partial(torch.optim.SGD, lr=0.1)
             after = own.update_parameters
             nets.append(plain_loop(merged, make, X[cut], Y[cut], 1, 4, 1, seed=3, after=after))
             averages.append(state_arrays(own.module))
-        merged, average = mlp(), mlp()
+        merged = mlp()
+        average = mlp()
         for net, (one, other) in ((merged, nets), (average, averages)):
             load_into(
-                net, {name: ((one[name].astype(float) * 24 + other[name].astype(float) * 33) / 57) for name in one}
+                net,
+                {
+                    name: ((one[name].astype(float) * 24 + other[name].astype(float) * 33) / 57)
+                    for name in one
+                },
             )
     trainer = trainer_of(workers=2, optimizer=PLAIN_SGD, net=mlp)
     data = [BlockedTensor([[array[cut]] for cut in cuts]) for array in (X, Y)]
     ours = fit(
-        trainer, data=data, num_batches_per_worker=4, num_epochs=2, merge=STEPS, **STILL, validation_data=(X, Y)
+        trainer,
+        data=data,
+        num_batches_per_worker=4,
+        num_epochs=2,
+        merge=STEPS,
+        **STILL,
+        validation_data=(X, Y),
     )
     assert_same_bits(ours, state_arrays(merged))
     assert_same_bits(averaged(trainer), state_arrays(average))
@@ -210,7 +249,8 @@ def test_workers_averages_by_steps_are_merged_and_continued():
 
 
 def test_an_interrupted_fit_leaves_the_average_of_its_last_round():
-    trainer, whole = trainer_of(), trainer_of()
+    trainer = trainer_of()
+    whole = trainer_of()
     fit(trainer, merge=Merge(averaging="ema"), num_epochs=2)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, InterruptAt(3), merge=Merge(averaging="ema"), num_epochs=3)
@@ -218,7 +258,9 @@ def test_an_interrupted_fit_leaves_the_average_of_its_last_round():
     assert_same_bits(averaged(trainer), averaged(whole))
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, InterruptAt(4), num_epochs=2)
-    with pytest.raises(ValueError, match=r'the last fit kept no average.*give fit merge=Merge\(averaging="ema"\)'):
+    with pytest.raises(
+        ValueError, match=r'the last fit kept no average.*give fit merge=Merge\(averaging="ema"\)'
+    ):
         trainer.model(averaged=True)
 
 
@@ -227,7 +269,9 @@ def test_where_nan_is_ignored_an_outer_step_does_not_raise(merge):
     x = X.copy()
     x[3] = np.nan
     trainer = trainer_of(optimizer=PLAIN_SGD, net=mlp, gradients=Gradients(on_nan="ignore"))
-    parameters = fit(trainer, data=blocked(x, Y, 7), num_epochs=1, merge=Merge(merge, outer_optimizer=MEAN))
+    parameters = fit(
+        trainer, data=blocked(x, Y, 7), num_epochs=1, merge=Merge(merge, outer_optimizer=MEAN)
+    )
     assert np.isnan(parameters["0.weight"]).any()
 
 
@@ -244,7 +288,8 @@ class Odd(torch.optim.SGD):
 def test_optimizers_that_a_merge_cannot_use():
     trainer = trainer_of(optimizer={"optimizer": Odd, "lr": 0.1}, net=mlp)
     with pytest.raises(
-        ValueError, match=r"averages tensors.*, which Odd does not keep: it keeps 'seen' as a list; take"
+        ValueError,
+        match=r"averages tensors.*, which Odd does not keep: it keeps 'seen' as a list; take",
     ):
         fit(trainer, merge=Merge(optimizer_state="average"))
     sparse = trainer_of(optimizer={"optimizer": torch.optim.SparseAdam}, net=mlp)

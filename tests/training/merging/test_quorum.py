@@ -1,4 +1,6 @@
-"""Law 4: workers on time are merged as synchronously; late ones, once, from the parameters that they began from."""
+"""Law 4: workers on time are merged as synchronously; late ones, once, from the parameters that
+they began from.
+"""
 
 import numpy as np
 import pytest
@@ -44,7 +46,9 @@ def test_if_nobody_is_late_the_bits_are_those_of_synchronous_merging(options):
     ours = fitted("serial", 4, *blocked(X, Y, 9), **FIT, merge=commutative)
     with pytest.warns(UserWarning, match="merge synchronously; with .*quorum=0"):
         blind = fitted(Blind(), 4, *blocked(X, Y, 9), **FIT, merge=commutative)
-    synchronous = {name: value for name, value in options.items() if name not in ("quorum", "grace")}
+    synchronous = {
+        name: value for name, value in options.items() if name not in ("quorum", "grace")
+    }
     together = fitted("serial", 4, *blocked(X, Y, 9), **FIT, merge=Merge(**synchronous))
     assert_same_bits(ours, together)
     assert_same_bits(blind, together)
@@ -54,10 +58,17 @@ def test_a_late_change_is_added_with_its_samples():
     """The law: global + Σ nᵢ/N (wᵢ - bᵢ); statistics are averaged, integers take the maximum."""
     random = np.random.default_rng(1)
     base, current, late, on_time = (
-        {"w": random.normal(size=50).astype(np.float32), "v": random.uniform(size=4), "n": np.array(each)}
+        {
+            "w": random.normal(size=50).astype(np.float32),
+            "v": random.uniform(size=4),
+            "n": np.array(each),
+        }
         for each in (1, 2, 5, 3)
     )
-    items = [rebased(PartialSum.of_worker(late, 10, 0), base, current, {"v"}), PartialSum.of_worker(on_time, 30, 1)]
+    items = [
+        rebased(PartialSum.of_worker(late, 10, 0), base, current, {"v"}),
+        PartialSum.of_worker(on_time, 30, 1),
+    ]
     merged, _ = merge_results(items, MergeRule(names=TensorNames(("w",), ("v",))), current)
     expected = {
         "w": current["w"] + (late["w"] - base["w"]) / 4 + (on_time["w"] - current["w"]) * 3 / 4,
@@ -69,7 +80,8 @@ def test_a_late_change_is_added_with_its_samples():
 
 def test_a_late_worker_is_merged_once_and_all_samples_are_trained_once(shared_local, tmp_path):
     """The second worker is held in its first round until the first one has begun its last."""
-    gate, samples = tmp_path / "gate", 8
+    gate = tmp_path / "gate"
+    samples = 8
 
     def hold_second(batch):
         if batch[0, 1::2].any():  # the odd blocks are the second worker's
@@ -96,7 +108,8 @@ def test_a_late_worker_is_merged_once_and_all_samples_are_trained_once(shared_lo
     )
     data = blocked(np.eye(samples, dtype=np.float32), np.zeros((samples, 1), np.float32), samples)
     times = trainer.fit(*data, num_epochs=3, batch_size=1, merge="commutative", **STILL)["weight"]
-    # Alone a change counts whole, and half where both workers are merged: the last of one, the first of the other.
+    # Alone a change counts whole, and half where both workers are merged: the last of one, the
+    # first of the other.
     assert set(times.ravel().tolist()) <= {2.5, 3.0}
     assert [record["samples"] for record in trainer.history] == [samples] * 3
 
@@ -120,7 +133,10 @@ def _negative(output, target):
     ],
 )
 def test_merges_happen_with_a_quorum_after_the_grace_period(arrived, running, slots, now, due):
-    """All have the seconds of each worker's round, which began at 0; a quorum was there first at 10."""
-    quorum, others = Quorum(0.75, 0.2), [(0.0, last) for last in running]
+    """All have the seconds of each worker's round, which began at 0; a quorum was there first at
+    10.
+    """
+    quorum = Quorum(0.75, 0.2)
+    others = [(0.0, last) for last in running]
     quorum.is_due(10.0, arrived, others, slots)
     assert quorum.is_due(now, arrived, others, slots) == due

@@ -1,4 +1,6 @@
-"""Merging by way of a parameter server: the laws of commutative merging, and a server that ends with the fit."""
+"""Merging by way of a parameter server: the laws of commutative merging, and a server that ends
+with the fit.
+"""
 
 import os
 import signal
@@ -38,7 +40,9 @@ SERVED = {"merge": "parameter_server"}
 @pytest.fixture(autouse=True)
 def _no_server_is_left():
     yield
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("parameter")] == []
+    assert [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("parameter")
+    ] == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -62,7 +66,9 @@ def published(*versions, statistics=("v",), workers=3):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_the_order_of_arrival_changes_nothing(order):
-    """As commutative merging does, with whose updates it is compared; statistics and integers too."""
+    """As commutative merging does, with whose updates it is compared; statistics and integers
+    too.
+    """
     random = np.random.default_rng(1)
     base, *trained = (
         {
@@ -82,8 +88,12 @@ def test_the_order_of_arrival_changes_nothing(order):
         ours = exchange.pull(server)
     for worker in range(3):
         expected = params.apply_delta(expected, base, trained[worker], worker + 1, 6, {"v"})
-    assert {name: array.dtype for name, array in ours.items()} == {n: a.dtype for n, a in base.items()}
-    rounding = sum_error(np.float32, 2 * 3, max(np.abs(v[n]).max() for v in (base, *trained) for n in "wzv"))
+    assert {name: array.dtype for name, array in ours.items()} == {
+        n: a.dtype for n, a in base.items()
+    }
+    rounding = sum_error(
+        np.float32, 2 * 3, max(np.abs(v[n]).max() for v in (base, *trained) for n in "wzv")
+    )
     assert_close({**ours, "n": 0, "mask": 0}, {**expected, "n": 0, "mask": 0}, rounding)
     assert ours["n"] == max(version["n"] for version in trained)
     assert (ours["mask"] == np.any([version["mask"] for version in trained], axis=0)).all()
@@ -148,14 +158,17 @@ def test_the_server_steps_with_each_change_as_a_gradient(order):
             exchange.push_change(plain, worker, base, trained[worker], 0.5)
             weight.grad = torch.from_numpy(0.5 * (base["w"] - trained[worker]["w"]))
             sgd.step()
-        ours, added = exchange.pull(server), exchange.pull(plain)
+        ours = exchange.pull(server)
+        added = exchange.pull(plain)
     assert ours["w"].tobytes() == weight.detach().numpy().tobytes()
     assert ours["v"].tobytes() == added["v"].tobytes()
 
 
 def test_a_fit_where_waiting_stops_threads_serves_apart(monkeypatch, shared_local):
     """The outer optimizer may be a function of this program."""
-    monkeypatch.setattr(type(shared_local), "traits", replace(shared_local.traits, interruptible=False))
+    monkeypatch.setattr(
+        type(shared_local), "traits", replace(shared_local.traits, interruptible=False)
+    )
     monkeypatch.setattr(parameter_server, "serve", None)
     before = children()
     outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)

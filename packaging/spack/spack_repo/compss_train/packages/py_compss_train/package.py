@@ -3,7 +3,8 @@
     spack repo add packaging/spack/spack_repo/compss_train
     spack install --no-checksum py-compss-train
 
-The checksum of a version belongs here as soon as it is published: ``spack checksum py-compss-train`` writes it.
+The checksum of a version belongs here as soon as it is published: ``spack checksum
+py-compss-train`` writes it.
 """
 
 from spack.package import *
