@@ -37,7 +37,8 @@ def answer():
 
 print(json.dumps({"keepalive": ray._config.grpc_client_keepalive_time_ms()}))
 nodes = [node for node in ray.nodes() if node["Alive"]]
-asked = [answer.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in nodes]
+on_nodes = [On(node["NodeID"], soft=False) for node in nodes]
+asked = [answer.options(scheduling_strategy=on_node).remote() for on_node in on_nodes]
 for node, ref in zip(nodes, asked):
     try:
         found = ray.get(ref, timeout=60)

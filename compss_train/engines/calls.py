@@ -178,7 +178,8 @@ def select_gpu(devices: str, runtime: str) -> None:
                     "num_gpu=0"
                 )
             torch.cuda.init()  # type: ignore[no-untyped-call]
-        finally:  # COMPSs deletes the variable after the task, and its process would fail without it
+        finally:
+            # COMPSs deletes the variable after the task, and its process would fail without it.
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
     torch.cuda.set_device(min(int(name), torch.cuda.device_count() - 1) if name.isdecimal() else 0)
 

@@ -43,7 +43,8 @@ def engine_class(name: str) -> type[Engine]:
         )
     if name == CompssEngine.name and runtime.is_loading():
         raise ScriptLoadingError(
-            "PyCOMPSs imports a script before it runs it, and nothing can be trained during the import. The script "
+            "PyCOMPSs imports a script before it runs it, and nothing can be trained during the "
+            "import. The script "
             'has caught this error: move its code below  if __name__ == "__main__":'
         )
     if name == CompssEngine.name and not runtime.under_compss():

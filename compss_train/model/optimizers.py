@@ -142,8 +142,9 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
     if not isinstance(spec, Mapping):
         if callable(spec):
             return spec
+        name = f"<{type(spec).__name__}>" if hasattr(spec, "step") else repr(spec)
         raise TypeError(
-            f"optimizer={f'<{type(spec).__name__}>' if hasattr(spec, 'step') else repr(spec)} is neither a dict "
+            f"optimizer={name} is neither a dict "
             'nor a callable; give for example {"optimizer": "sgd", "lr": 0.05} or '
             "lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
         )

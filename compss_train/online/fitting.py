@@ -3,9 +3,9 @@ all is trained.
 
 ::
 
-    simulations (tasks)  ── samples, over ZeroMQ ▶  workers (tasks): buffer ─▶ model replica ◀─▶ parameter server
-            │                                         │
-            └────────── messages ──▶ coordinator ◀────┘  starts them, restarts them, records
+    simulations (tasks)  ── samples ─▶  workers (tasks): buffer ─▶ replica ◀─▶ parameter server
+            │               (ZeroMQ)          │
+            └──── messages ──▶ coordinator ◀──┘  starts them, restarts them, records
 """
 
 from __future__ import annotations

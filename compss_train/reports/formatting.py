@@ -81,7 +81,8 @@ class Table:
         ]
         body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in lines)
         shown = " open" if len(self.rows) <= MOST_SHOWN else ""
-        return f"<details{shown}><summary>{escape(self.caption)}</summary><table>{body}</table></details>"
+        summary = f"<summary>{escape(self.caption)}</summary>"
+        return f"<details{shown}>{summary}<table>{body}</table></details>"
 
 
 def tick(value: float) -> str:
