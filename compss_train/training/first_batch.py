@@ -13,7 +13,7 @@ import numpy as np
 
 from compss_train._utils.validation import warn_user
 from compss_train.data.block import load_block
-from compss_train.data.partitioning import BlockPass, batch_sizes
+from compss_train.data.partitioning import Batching, BlockPass, batch_sizes
 from compss_train.engines.calls import Failure
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
@@ -74,9 +74,8 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
     """
     data = fit.data
     options = fit.options
-    # Compiling would take long.
-    spec = replace(model.built.training_spec, compile=None)
-    job = inference.one_batch(spec, data)
+    job = _as_one_batch(_job(fit))
+    spec = job.spec
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
@@ -100,6 +99,18 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
                     " ".join([f"predict(x) would fail: {error}.", *getattr(error, "__notes__", [])])
                 )
         return
+
+
+def _job(fit: FitOfEpochs) -> Job:
+    """Return the job of the fit's tasks for this process: not compiled, as that takes long."""
+    spec = replace(fit.session.model.built.training_spec, compile=None)
+    job = fit.options.job(fit.data, spec, fit.session.model.seed)
+    return replace(job, reader=inference.copied_reader(fit.data))
+
+
+def _as_one_batch(job: Job) -> Job:
+    """Return the same job for one batch, of samples in their order."""
+    return replace(job, batching=Batching(1), row_seed=None, pools=None, buffer=None)
 
 
 def _trained(fit: FitOfEpochs, job: Job, work: Work, values: Sequence[Any]) -> Measured:
@@ -133,13 +144,13 @@ def find_mistakes(fit: FitOfEpochs) -> None:
         return
     if inference.is_for_tasks(data, built):
         return
-    job = inference.one_batch(replace(built.training_spec, compile=None), data)
+    job = _job(fit)
     start, stop = fit.options.batching.bounds(data.sizes[0])[0]
     few = inference.first_batch(
         data, 0, min(FEW, stop - start), name="the first batch", check_outputs=True
     )
     tries = (
-        lambda: (job, few, data.load(0)),
+        lambda: (_as_one_batch(job), few, data.load(0)),
         lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes),
     )
     for tried in tries:
@@ -167,8 +178,7 @@ def _batch_of_workers(
     seed = fit.session.model.seed
     if not mixes:
         work.block_passes = (BlockPass(0, fit.epochs.start, data.sizes[0]).part(0, size),)
-        row_seed = seed if options.shuffle_block_data else None
-        return replace(job, batching=options.batching, row_seed=row_seed), work, data.load(0)
+        return job, work, data.load(0)
     if options.order != "total":  # pools and buffers cut a worker's passes together
         workers = min(data.shares(options.order), fit.session.num_workers)
         rows = data.number_samples // workers
@@ -180,8 +190,6 @@ def _batch_of_workers(
     work.block_passes = (BlockPass(0, fit.epochs.start, size, numbers),)
     work.blocks = tuple(range(len(data.sizes)))
     work.starts = tuple(accumulate(data.sizes[:-1], initial=0))
-    return (
-        job,
-        work,
-        [block for column in data.columns.values() for block in map(load_block, column.blocks())],
-    )
+    columns = data.columns.values()
+    blocks = [load_block(block) for column in columns for block in column.blocks()]
+    return _as_one_batch(job), work, blocks

@@ -17,6 +17,8 @@ from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
 from compss_train.training.callback import AnyCallback
 from compss_train.training.data_source import DataSource
+from compss_train.worker.callbacks import WorkerCallback
+from compss_train.worker.work import Job, Residency
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -161,6 +163,35 @@ class FitOptions:
     def mixes_blocks(self) -> bool:
         """Whether a batch may have samples of several blocks."""
         return self.buffer is not None or self.order in ("total", "partial")
+
+    def job(
+        self,
+        data: DataSource,
+        spec: TrainingSpec,
+        seed: int,
+        *,
+        callbacks: Sequence[WorkerCallback] = (),
+        resident: Residency | None = None,
+    ) -> Job:
+        """Return what all tasks that train on these samples share."""
+        mixing = self.shuffle if isinstance(self.shuffle, PartialShuffle) else None
+        shuffles_rows = self.shuffle_block_data and mixing is None
+        return Job(
+            spec=spec,
+            reader=data.reader,
+            batching=self.batching,
+            row_seed=seed if shuffles_rows else None,
+            pools=None if mixing is None else mixing.of_blocks(data.sizes),
+            buffer=self.buffer,
+            seed=seed,
+            structure=data.structure,
+            may_skip=data.may_skip,
+            optimizer_state=self.merge.optimizer_state or "keep",
+            averaging=self.merge.decay("steps"),
+            dtype=self.merge.dtype,
+            callbacks=callbacks,
+            resident=resident,
+        )
 
     def samples_between_merges(self, sizes: tuple[int, ...], workers: int) -> int:
         """Return the approximate number of samples that a worker trains in a round, for blocks of

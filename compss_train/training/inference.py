@@ -3,7 +3,7 @@ found.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block import RemoteBlock
 from compss_train.data.order import even_parts
 from compss_train.data.partitioning import Batching, BlockPass, ranges_for_costs
+from compss_train.data.sample_reading import SampleReader
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
 from compss_train.engines.codec import SerializedValue
@@ -173,15 +174,23 @@ def batch_size_for(source: DataSource) -> int:
 
 
 def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
-    """Return the job of a task in this process that trains or evaluates its samples as one batch.
-
-    It reads with a copy such as workers get: reading may open files that cannot be pickled, or draw
-    random numbers.
-    """
-    reader = source.reader
-    with suppress(Exception):  # a data set that stays in this process
-        reader = reader and SerializedValue.of(reader).load()
+    """Return the job of a task in this process that evaluates its samples as one batch."""
+    reader = copied_reader(source)
     return Job(spec=spec, reader=reader, batching=Batching(1), structure=source.structure)
+
+
+def copied_reader(source: DataSource) -> SampleReader | None:
+    """Return a copy of the reader such as workers get.
+
+    Reading may open files that cannot be pickled, or draw random numbers.
+    """
+    if source.reader is None:
+        return None
+    try:
+        copied: SampleReader = SerializedValue.of(source.reader).load()
+    except Exception:  # a data set that stays in this process
+        return source.reader
+    return copied
 
 
 def first_batch(

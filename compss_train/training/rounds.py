@@ -23,7 +23,6 @@ from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
-from compss_train.samplers import PartialShuffle
 from compss_train.training import resuming
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import Callback, CallbackList
@@ -67,7 +66,7 @@ from compss_train.training.session import (
 from compss_train.worker.batches import check_target
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.state import check_averageable
-from compss_train.worker.work import Job, Residency
+from compss_train.worker.work import Residency
 
 _LOG = logging.getLogger(__name__)
 
@@ -297,30 +296,18 @@ class FitOfEpochs(Fit):
 
     @cached_property
     def _published_job(self) -> Ref:
-        options = self.options
-        merge = self.options.merge
-        data = self.data
-        seed = self.session.model.seed
-        mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
-        share = self.session.resources.gpus
-        last = self.epochs.stop - 1
-        job = Job(
-            spec=self.session.model.built.training_spec.weightless(),
-            reader=data.reader,
-            batching=options.batching,
-            row_seed=seed if options.shuffle_block_data and mixing is None else None,
-            pools=None if mixing is None else mixing.of_blocks(data.sizes),
-            buffer=options.buffer,
-            seed=seed,
-            structure=data.structure,
-            may_skip=data.may_skip,
-            optimizer_state=merge.optimizer_state or "keep",
-            averaging=merge.decay("steps"),
-            dtype=merge.dtype,
+        resident = Residency(
+            fit=self._name,
+            last_epoch=self.epochs.stop - 1,
+            share=self.session.resources.gpus,
+            idle_seconds=IDLE_SECONDS,
+        )
+        job = self.options.job(
+            self.data,
+            self.session.model.built.training_spec.weightless(),
+            self.session.model.seed,
             callbacks=self.callbacks.in_workers,
-            resident=Residency(
-                fit=self._name, last_epoch=last, share=share, idle_seconds=IDLE_SECONDS
-            ),
+            resident=resident,
         )
         return self.session.publish(job)
 

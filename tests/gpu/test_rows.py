@@ -15,6 +15,7 @@ from torch import nn
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.data.block import Ragged
 from compss_train.data.partitioning import RoundPlan
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import as_data_source
 from compss_train.training.fit import FitOptions
 from compss_train.worker.batches import cut_batches
@@ -23,10 +24,10 @@ from compss_train.worker.state import CarriedBuffer
 from compss_train.worker.work import Residency, Work
 from tests.gpu.conftest import REAL
 from tests.helpers.cases import MAKE_SLOW
-from tests.worker.assignments import job_of
 
 SEED = 3
 GPUS = torch.cuda.device_count()
+SPEC = TrainingSpec(net=nn.Linear(1, 1), optimizer=torch.optim.SGD, loss=nn.MSELoss())
 FITS = count()
 """Numbers of fits, as rows stay on GPUs by the names of their fits."""
 
@@ -72,19 +73,10 @@ def batches_of(data, workers, gpus, **given):
         if options.buffer and options.carries_buffers
         else None,
     )
-    mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
-    job = job_of(
-        1,
-        batching=options.batching,
-        row_seed=SEED if options.shuffle_block_data and mixing is None else None,
-        pools=None if mixing is None else mixing.of_blocks(x.sizes),
-        buffer=options.buffer,
-        seed=SEED,
-        structure=data.structure,
-        resident=Residency(
-            fit=f"fit {next(FITS)}", last_epoch=options.num_epochs - 1, share=1.0, idle_seconds=30.0
-        ),
+    resident = Residency(
+        fit=f"fit {next(FITS)}", last_epoch=options.num_epochs - 1, share=1.0, idle_seconds=30.0
     )
+    job = options.job(data, SPEC, SEED, resident=resident)
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     carried = {}
     found = []
