@@ -45,7 +45,10 @@ from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.inference import inference, validation_source, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
-from compss_train.training.session import Session, Stopping, TrainedModel, TrainingState
+from compss_train.training.session import Session
+from compss_train.training.stopping import Stopping
+from compss_train.training.trained_model import TrainedModel
+from compss_train.training.training_state import TrainingState
 
 
 class DistributedTrainer(NamedFits[params.Parameters], Suggesting):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compss_train._utils import files, strict_json, validation
 from compss_train.reports import history, html, records
 from compss_train.training.callback import Callback
-from compss_train.training.session import TERMINATED
+from compss_train.training.stopping import TERMINATED
 
 if TYPE_CHECKING:
     from compss_train.trainer import DistributedTrainer

@@ -37,7 +37,10 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.session import LONGEST_SAVING, NOTHING_KEPT, Fit, Session, TrainingState
+from compss_train.training.running_fit import Fit
+from compss_train.training.session import Session
+from compss_train.training.stopping import LONGEST_SAVING
+from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""

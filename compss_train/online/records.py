@@ -17,7 +17,8 @@ from compss_train.reports.records import Record, per_second
 from compss_train.training.callback import CallbackList
 from compss_train.training.checkpoints import Study
 from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
-from compss_train.training.session import TICK, Stopping, TrainedModel
+from compss_train.training.stopping import TICK, Stopping
+from compss_train.training.trained_model import TrainedModel
 
 
 @dataclass(kw_only=True, eq=False)

@@ -35,7 +35,8 @@ from compss_train.online.records import Reports, WorkerReport
 from compss_train.online.saves import SavedWorker, buffer_file
 from compss_train.online.worker_task import OnlineJob, train_online
 from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
-from compss_train.training.session import NOTHING_KEPT, Session
+from compss_train.training.session import Session
+from compss_train.training.training_state import NOTHING_KEPT
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""

@@ -33,7 +33,8 @@ from compss_train.training.data_source import (
     check_same_coding,
     holds_targets,
 )
-from compss_train.training.session import Session, TrainedModel
+from compss_train.training.session import Session
+from compss_train.training.trained_model import TrainedModel
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.work import Job, Work
 

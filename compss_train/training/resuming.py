@@ -28,7 +28,9 @@ from compss_train.training.checkpoints import Checkpoint, Progress, Snapshot
 from compss_train.training.data_source import DataSource, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import DEFAULTS
-from compss_train.training.session import MergeState, Session, TrainedModel, TrainingState
+from compss_train.training.session import Session
+from compss_train.training.trained_model import TrainedModel
+from compss_train.training.training_state import MergeState, TrainingState
 from compss_train.worker.state import optimizer_bytes
 
 

@@ -51,14 +51,13 @@ from compss_train.training.merging.synchronous import (
     SubmittedRound,
     SynchronousMerger,
 )
-from compss_train.training.session import (
+from compss_train.training.running_fit import Fit
+from compss_train.training.session import Session
+from compss_train.training.stopping import TICK, Stopping
+from compss_train.training.training_state import (
     NOTHING_KEPT,
-    TICK,
-    Fit,
     MergeState,
-    Session,
     States,
-    Stopping,
     TrainingState,
     fetch_states,
     state_refs,

@@ -30,7 +30,7 @@ from compss_train.online.fitting import EventLoop
 from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.parameter_server import connect, serve
-from compss_train.training.session import NOTHING_KEPT
+from compss_train.training.training_state import NOTHING_KEPT
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import Fuzzer, FuzzingClient

@@ -15,7 +15,7 @@ from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.net.messages import pack, unpack
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
 from compss_train.online.workers import Workers
-from compss_train.training.session import NOTHING_KEPT
+from compss_train.training.training_state import NOTHING_KEPT
 
 
 def bytes_of(*values):

@@ -14,7 +14,7 @@ from torch import nn
 from compss_train import DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
-from compss_train.training.session import Stopping
+from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, LookaheadEngine, StopAfter
 from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp

@@ -22,8 +22,9 @@ from compss_train.model.schedule import LrSchedule, TimedHyperparameters
 from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.data_source import PublishedData
 from compss_train.training.merge import Merge, MergeKind
-from compss_train.training.session import NOTHING_KEPT, MergeState, Session
+from compss_train.training.session import Session
 from compss_train.training.total_shuffle import GroupSamples, cut_blocks, samples_of
+from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.worker.merge import MergeRule, merge_results
 from compss_train.worker.state import GroupState
 from compss_train.worker.train import train_group, train_worker

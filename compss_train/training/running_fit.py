@@ -1,0 +1,88 @@
+"""``Fit``: what the trainer, callbacks and signals act on while a fit runs."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from compss_train.model import parameters as params
+from compss_train.training.callback import CallbackList
+from compss_train.training.checkpoints import Progress, Study
+from compss_train.training.data_source import DataSource
+from compss_train.training.description import described
+from compss_train.training.merge import Merge
+from compss_train.training.stopping import Stopping
+from compss_train.training.training_state import TrainingState
+
+
+@dataclass(kw_only=True, eq=False)
+class Fit(ABC):
+    """What the trainer, callbacks and signals act on while a fit runs."""
+
+    callbacks: CallbackList
+    stopping: Stopping
+    validation: DataSource | None
+    merge: Merge
+    """How workers merge, every option set."""
+    running: bool = False
+    """Whether its tasks run: from before the first one is submitted until after the last one has
+    ended.
+    """
+    started: float = field(default_factory=time.time, init=False)
+    """Unix time."""
+
+    method: ClassVar[str]
+    """The method of the trainer that runs it."""
+    leaves_processes: ClassVar[bool]
+    """Whether other tasks can run meanwhile."""
+    saves_studies: ClassVar[bool] = False
+    """Whether it resumes from saves, and not from every round."""
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What is worth a line at the start, each a sentence."""
+        return ()
+
+    @property
+    @abstractmethod
+    def asked(self) -> Mapping[str, Any]:
+        """The options that determine the parameters, and where samples come from, by name."""
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What ``trainer.configuration`` has of the fit; nothing of it holds samples."""
+        names = [type(each).__qualname__ for each in self.callbacks.all]
+        return {
+            "method": self.method,
+            "started": self.started,
+            **{name: described(value) for name, value in self.asked.items()},
+            "callbacks": [name for name in names if not name.startswith("_")],
+        }
+
+    @property
+    def save(self) -> Study | None:
+        """The save that belongs to the last record, if any."""
+        return None
+
+    @property
+    def progress(self) -> Progress | None:
+        """What a later fit needs to go on where this one is, or ``None`` if none can."""
+        return None
+
+    @abstractmethod
+    def newest(self) -> params.Parameters | None:
+        """Return the global parameters after the last complete round, or ``None`` before the
+        first.
+        """
+
+    @abstractmethod
+    def state(self) -> tuple[params.Parameters | None, TrainingState]:
+        """Return the same parameters, and the state of the training at that moment."""
+
+    @abstractmethod
+    def averaged(self) -> params.Parameters | None:
+        """Return the average of the parameters of the last merges, or ``None`` without
+        averaging.
+        """

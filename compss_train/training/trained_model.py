@@ -1,0 +1,147 @@
+"""``TrainedModel``: a trainer's network, its global parameters and its history."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+from compss_train._utils.validation import check_seed
+from compss_train.data.tables import Coding
+from compss_train.exceptions import NotBuiltError
+from compss_train.model import parameters as params
+from compss_train.reports.history import History
+from compss_train.reports.records import Record
+from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.description import Details, described_fields
+from compss_train.training.running_fit import Fit
+
+
+class TrainedModel:
+    """The network of a trainer with its global parameters and its history, and the fit that runs,
+    if any.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.given_seed = None if seed is None else check_seed(seed)
+        """The user's seed, or ``None`` for a drawn one."""
+        self.seed = secrets.randbits(32) if self.given_seed is None else self.given_seed
+        self.fit: Fit | None = None
+        """The running fit, or ``None``."""
+        self.start_over(None)
+
+    def start_over(self, built: BuildArguments | None) -> None:
+        """Start over with a network, or without one."""
+        self._built = built
+        self.parameters = (
+            {} if built is None else params.copy_of(params.from_module(built.training_spec.net))
+        )
+        self.as_built = True
+        self.averaged: params.Parameters | None = None
+        """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
+        self.epochs = 0
+        self.history = History()
+        self.last_fit: dict[str, Any] | None = None
+        """The description of the last fit that has ended."""
+        self.coding: Coding = {}
+        """What the numbers of the last fit's data meant."""
+        self.stopped: str | None = None
+        self.resumed_from: Path | None = None
+
+    @property
+    def parameters(self) -> params.Parameters:
+        """The global parameters; during a fit, those before it."""
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, parameters: params.Parameters) -> None:
+        self._parameters = parameters
+        self.as_built = False
+
+    @property
+    def built(self) -> BuildArguments:
+        """The arguments of ``build``; raises ``NotBuiltError`` before it was called."""
+        if self._built is None:
+            raise NotBuiltError(
+                "this trainer has no network yet; call build(net, optimizer, loss) first"
+            )
+        return self._built
+
+    @property
+    def described(self) -> dict[str, Any] | None:
+        """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was
+        called.
+        """
+        if self._built is None:
+            return None
+        spec = described_fields(self._built.training_spec)
+        others = described_fields(self._built)
+        del others["training_spec"]
+        count = sum(parameter.numel() for parameter in self._built.training_spec.net.parameters())
+        return {
+            "net": spec.pop("net"),
+            "parameters": count,
+            **spec.pop("gradients"),
+            **spec,
+            **others,
+        }
+
+    @property
+    def described_fit(self) -> dict[str, Any] | None:
+        """What there is to tell of the fit that runs, or of the last one, if any."""
+        fit = self.fit
+        return self.last_fit if fit is None else fit.described
+
+    @property
+    def details(self) -> Details | None:
+        """What tells apart the objects of ``build``, or ``None`` before it was called."""
+        return (
+            None if self._built is None else {**self._built.objective, **self._built.surroundings}
+        )
+
+    def require_idle(self, method: str) -> None:
+        """Raise ``RuntimeError`` during a fit."""
+        if self.fit is not None:
+            raise RuntimeError(
+                f"{method} was called during a fit, from a callback; call it when the fit has ended"
+            )
+
+    def require_workers(self, method: str) -> None:
+        """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others
+        until it ends.
+        """
+        if self.fit is not None and self.fit.running and not self.fit.leaves_processes:
+            raise RuntimeError(
+                f"{method} was called during fit_online, whose tasks use all processes; give "
+                "fit_online validation_data=, or use model() in this process"
+            )
+
+    def current(self, *, averaged: bool = False) -> params.Parameters:
+        """Return the global parameters, or their average; during a fit, those after the last
+        complete round.
+        """
+        running = self.fit if self.fit is not None and self.fit.running else None
+        if not averaged and self.built:
+            newest = None if running is None else running.newest()
+            return self.parameters if newest is None else newest
+        average = self.averaged if running is None else running.averaged()
+        if average is None:
+            raise ValueError(
+                "the last fit kept no average of the parameters; give fit "
+                'merge=Merge(averaging="ema")'
+            )
+        return average
+
+    @property
+    def state_id(self) -> object:
+        """What tells apart the states that a fit can resume from: a round, or the save of a study;
+        or ``None``.
+        """
+        if self.fit is not None and self.fit.saves_studies:
+            return self.fit.save
+        return self.history[-1]["round"] if self.history else None
+
+    def record(self, record: Record) -> None:
+        """Add the record of a round to the history, and pass it to the callbacks of the fit."""
+        self.history.append(record)
+        self.epochs = record.get("epoch", self.epochs)
+        if self.fit is not None:
+            self.fit.callbacks.round_end(record)
