@@ -27,8 +27,8 @@ ENGINES = ("serial", "local")
 MEMORY = Path("/dev/shm")
 ROOM = 2**32
 
-# Examples take as long as they take: other tests run at the same time. They are drawn anew in every
-# run.
+# Examples take as long as they take, as other tests run at the same time, and are drawn anew in
+# every run.
 SLOWLY = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -49,20 +49,18 @@ def _warnings_of_one_program() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that
-    does.
-    """
+    """Add options, such as the engines: ``tests/compss`` runs tests in an application of COMPSs."""
     parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
     parser.addoption(
-        "--soak-minutes", type=float, default=60.0, help=("length of the longest of the soak tests")
+        "--soak-minutes", type=float, default=60.0, help="length of the longest of the soak tests"
     )
     parser.addoption(
-        "--write-messages", action="store_true", help=("take the words of errors as they are now")
+        "--write-messages", action="store_true", help="take the words of errors as they are now"
     )
     parser.addoption(
         "--engines",
         default=",".join(ENGINES),
-        help=("engines of the tests that run on every engine"),
+        help="engines of the tests that run on every engine",
     )
 
 
@@ -75,6 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
     time of imports, and what these make stays. Files of tests are in memory where there is room:
     thousands are synced and removed, which takes milliseconds on a disk.
     """
+    if config.getoption("--write-messages") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--write-messages writes one file: run it without -n")
     settings.load_profile("many" if config.getoption("--slow") else "few")
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -92,8 +92,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what takes long, and run each combination of parameters on one engine only, unless all
-    is asked for.
+    """Skip what takes long, and run each combination of parameters on one engine only.
+
+    ``--slow`` asks for all.
     """
     if config.getoption("--slow"):
         return
@@ -105,48 +106,48 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def each_on_one_engine(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Leave out what runs on another engine: the first combination on the first engine, and so on
-    in turn.
+    """Leave out what runs on another engine.
 
-    Tests without other parameters, and those of engines, run on all of them.
+    The first combination runs on the first engine, the next on the next, and so on in turn. Tests
+    without other parameters, and those of engines, run on all of them.
     """
-    seen: dict[str, tuple[list[Any], list[Any]]] = {}
+    numbers_of_engines: dict[str, dict[Any, int]] = {}
+    numbers_of_combinations: dict[str, dict[tuple[int, ...], int]] = {}
     kept = []
     for item in items:
-        chosen = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        engine = chosen.pop("engine", None)
-        if engine is not None and chosen and "tests/engines" not in item.nodeid:
-            engines, combinations = seen.setdefault(item.nodeid.partition("[")[0], ([], []))
-            numbers = []
-            for known, one in (
-                (engines, engine),
-                (combinations, [id(value) for value in chosen.values()]),
-            ):
-                if one not in known:
-                    known.append(one)
-                numbers.append(known.index(one))
-            if numbers[1] % len(ENGINES) != numbers[0]:
-                continue
-        kept.append(item)
+        parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        engine = parameters.pop("engine", None)
+        if engine is None or not parameters or "tests/engines" in item.nodeid:
+            kept.append(item)
+            continue
+        test = item.nodeid.partition("[")[0]
+        engines = numbers_of_engines.setdefault(test, {})
+        combinations = numbers_of_combinations.setdefault(test, {})
+        combination = tuple(id(value) for value in parameters.values())
+        engine_number = engines.setdefault(engine, len(engines))
+        combination_number = combinations.setdefault(combination, len(combinations))
+        if combination_number % len(ENGINES) == engine_number:
+            kept.append(item)
     return kept
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes an ``engine`` on each one asked for, or those and ``MORE_ENGINES`` of
-    its module.
+    """Run a test that takes an ``engine`` on each one of ``--engines``.
+
+    Where these are the default, it also runs on ``MORE_ENGINES`` of its module.
     """
-    own = any("engine" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
-    if "engine" in metafunc.fixturenames and not own:
-        engines = metafunc.config.getoption("--engines").split(",")
-        more = getattr(metafunc.module, "MORE_ENGINES", ()) if engines == list(ENGINES) else ()
-        metafunc.parametrize("engine", [*engines, *more], indirect=True)
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "engine" not in metafunc.fixturenames or any("engine" in mark.args[0] for mark in marks):
+        return
+    engines = metafunc.config.getoption("--engines").split(",")
+    if engines == list(ENGINES):
+        engines += getattr(metafunc.module, "MORE_ENGINES", ())
+    metafunc.parametrize("engine", engines, indirect=True)
 
 
 @pytest.fixture(scope="session")
 def shared_local() -> Iterator[SharedEngine]:
-    """One local engine, of at least two processes, for all tests: starting processes takes
-    seconds.
-    """
+    """One local engine for all tests, of at least two processes: to start them takes seconds."""
     from tests.helpers.shared_engine import SharedEngine
 
     engine = SharedEngine(processes=2)
@@ -178,7 +179,8 @@ def messages_of_errors(request: pytest.FixtureRequest) -> Iterator[Messages]:
     """The words that errors have: ``tests/messages.json``."""
     from tests.helpers.messages import Messages
 
-    messages = Messages(request.config.getoption("--write-messages"))
+    messages = Messages(writes=request.config.getoption("--write-messages"))
+    request.config.pluginmanager.register(messages)
     yield messages
     messages.end()
 
@@ -221,12 +223,10 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
     if request.param == "serial":
         return SerialEngine()
+    if request.param == "compss":
+        return CompssEngine()
     if request.param == "simulated":
         from tests.simulation.engine import SimulatedEngine
 
         return SimulatedEngine()
-    return (
-        CompssEngine()
-        if request.param == "compss"
-        else request.getfixturevalue(f"shared_{request.param}")
-    )
+    return request.getfixturevalue(f"shared_{request.param}")

@@ -1,5 +1,6 @@
-"""Finds tests that sleep and hope: ``python -m tests.lint_waits [FILE ...]`` prints each place and
-exits with 1.
+"""Finds tests that sleep and hope: ``python -m tests.lint_waits [FILE ...]``.
+
+It prints each place, and exits with 1 if there is one.
 
 Tests wait for events: by ``wait_until`` of ``tests/helpers/waiting.py``, which has a limit, or by
 what fails when nothing comes. Programs and threads under test may ``hang`` or ``pause``.
@@ -18,13 +19,10 @@ INSTEAD = "wait for an event, with tests.helpers.waiting.wait_until if nothing t
 
 def name_of(node: ast.expr) -> str:
     """Return the last part of a name."""
-    return (
-        node.id
-        if isinstance(node, ast.Name)
-        else node.attr
-        if isinstance(node, ast.Attribute)
-        else ""
-    )
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 def makes_event(node: ast.expr) -> bool:
@@ -53,9 +51,8 @@ def owned(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
     """Iterate over all nodes below one, each with the innermost function around it."""
     for child in ast.iter_child_nodes(node):
         yield child, function
-        yield from owned(
-            child, child if isinstance(child, ast.FunctionDef | ast.Lambda) else function
-        )
+        is_function = isinstance(child, ast.FunctionDef | ast.Lambda)
+        yield from owned(child, child if is_function else function)
 
 
 def offences(source: str) -> Iterator[tuple[int, str]]:
@@ -70,10 +67,8 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
             ):
                 yield node.lineno, f"sleep: {INSTEAD}"
             case ast.Constant(value=str(text)) if re.search(r"\bsleep\(", text):
-                yield (
-                    node.lineno,
-                    ("sleep in a program: let it hang or pause (tests.helpers.waiting), or wait"),
-                )
+                words = "sleep in a program: let it hang or pause (tests.helpers.waiting), or wait"
+                yield node.lineno, words
             case ast.Call(func=ast.Attribute(attr="wait", value=event), args=[_, *_]) if (
                 makes_event(event)
             ):
@@ -88,17 +83,19 @@ def offences(source: str) -> Iterator[tuple[int, str]]:
 
 def main(paths: list[Path]) -> int:
     """Print the offences in files; return the exit status."""
-    found = [
-        (
-            f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}: "
-            f"{what}"
-        )
+    places = [
+        f"{shown(path)}:{line}: {words}"
         for path in paths
         if path not in EXEMPT
-        for line, what in offences(path.read_text())
+        for line, words in offences(path.read_text())
     ]
-    print(*found, sep="\n", end="\n" if found else "")
-    return 1 if found else 0
+    print(*places, sep="\n", end="\n" if places else "")
+    return 1 if places else 0
+
+
+def shown(path: Path) -> Path:
+    """Return a path as the user of this folder would write it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The check of ``make lint`` finds waits that hope, and lets be what waits for an event or is under
-test.
+"""The check of ``make lint`` finds waits that hope.
+
+It lets be what waits for an event, or is under test.
 """
 
 import pytest
