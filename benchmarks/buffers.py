@@ -143,8 +143,8 @@ def run_ours(pool: torch.Tensor, seconds: float, pace: int, producing: bool = Tr
     buffer = Reservoir(CAPACITY, CAPACITY // 2, seed=0)
     buffer.put_many(pool[:CAPACITY])
     if not producing:
-        return Rates(consumed(lambda: buffer.get_batch(BATCH), seconds)[0])
-    get = lambda: buffer.get_batch(BATCH)
+        return Rates(consumed(partial(buffer.get_batch, BATCH), seconds)[0])
+    get = partial(buffer.get_batch, BATCH)
     stop = buffer.signal_reception_over
     rates = measured(get, seconds, buffer.put_many, pool, stop, pace)
     with suppress(BufferDrainedError):

@@ -1,4 +1,4 @@
-"""What the site adds to the pages of this folder: the README and its like from above, notebooks, docstrings."""
+"""What the site adds to the pages of this folder: README and the like, notebooks, docstrings."""
 
 import json
 import re
@@ -63,7 +63,10 @@ def _parts(cell: dict[str, Any]) -> Iterator[str]:
 
 
 class ProseFirst(griffe.Extension):
-    """Puts the paragraphs after a list of parameters before it: to numpydoc a list goes on to the next heading."""
+    """Puts the paragraphs after a list of parameters before it.
+
+    To numpydoc a list goes on to the next heading.
+    """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of an object."""
@@ -72,12 +75,15 @@ class ProseFirst(griffe.Extension):
 
 
 def prose_first(docstring: str, heading: str = "Parameters\n----------\n") -> str:
-    """Return a docstring whose list of parameters is its end; an item of it is a name above indented lines."""
-    before, found, rest = docstring.partition(heading)
+    """Return a docstring that ends with its list of parameters.
+
+    An item of the list is a name above indented lines.
+    """
+    before, marker, after = docstring.partition(heading)
     items: list[str] = []
-    for paragraph in rest.split("\n\n"):
+    for paragraph in after.split("\n\n"):
         if re.match(r" |.*\n ", paragraph):
             items.append(paragraph)
         else:
             before += f"{paragraph}\n\n"
-    return before + found + "\n\n".join(items)
+    return before + marker + "\n\n".join(items)

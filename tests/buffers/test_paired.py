@@ -62,16 +62,20 @@ def partnered(held):
 
 
 def can_evict(held, unseen, nexts):
-    """Return whether a seen sample can be evicted: it is no partner of the only unseen sample, or
-    of later ones.
+    """Return whether a seen sample can be evicted.
+
+    It can be if it is no partner of the only unseen sample, or of later ones.
     """
     seen = Counter(simulation for simulation, _ in held - unseen)
     if not partnered(held):
         return bool(seen)  # no get could make room
     unseen = Counter(simulation for simulation, _ in unseen)
-    kept = {simulation: unseen[simulation] == 1 or (not unseen[simulation] and nexts[simulation] < STEPS)
-            for simulation in seen}  # fmt: skip
-    return any(number > kept[simulation] for simulation, number in seen.items())
+    for simulation, number in seen.items():
+        sends_more = not unseen[simulation] and nexts[simulation] < STEPS
+        partners = 1 if unseen[simulation] == 1 or sends_more else 0
+        if number > partners:
+            return True
+    return False
 
 
 def drained_keys(buffer, sizes=(1,)):

@@ -97,10 +97,13 @@ def test_tensors_and_arrays_come_back_bit_for_bit(name):
 
 @pytest.mark.parametrize(
     "value",
-    [Thing(), None, 3, "text", [torch.ones(2)], (torch.ones(2), "cat"), (1, 2), (), {}, np.array(["a"]),
-     np.array([None]), np.float32(2), torch.eye(2).to_sparse()],
+    [
+        *(Thing(), None, 3, "text", np.float32(2)),
+        *([torch.ones(2)], (torch.ones(2), "cat"), (1, 2), (), {}),
+        *(np.array(["a"]), np.array([None]), torch.eye(2).to_sparse()),
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_other_objects_come_back_themselves(value):
     for kind in PLAIN:
         buffer = make(kind, 3, batch_size=1)
@@ -122,28 +125,25 @@ def read_only():
     return array
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
-        (BASE.T, BASE.T.clone(memory_format=torch.contiguous_format)),
-        (BASE[::2, 1::3], torch.tensor([[1.0, 4.0], [13.0, 16.0]])),
-        (torch.ones(1).expand(3), torch.ones(3)),
-        (torch.ones(2, requires_grad=True), torch.ones(2)),
-        (torch.ones(2, requires_grad=True) * 2, torch.full((2,), 2.0)),
-        (torch.nn.Parameter(torch.ones(2)), torch.ones(2)),
-        (CONJUGATE, torch.tensor([1 - 2j, 3 + 4j])),
-        (CONJUGATE[:1].imag, torch.tensor([-2.0])),
-        (BASE[:1, 2], torch.tensor([2.0])),
-        (BASE.numpy()[:1, 2], np.array([2.0], np.float32)),
-        (np.arange(6)[::-2], np.array([5, 3, 1])),
-        (np.arange(6).reshape(2, 3).T, np.array([[0, 3], [1, 4], [2, 5]])),
-        (np.broadcast_to(np.float32(3), (2, 2)), np.full((2, 2), 3, np.float32)),
-        (read_only(), np.arange(4.0)),
-    ],
-    ids=["transposed", "strided", "expanded", "requires grad", "in a graph", "parameter", "conjugate",
-         "negative", "one of a column", "one of an array's column", "negative stride",
-         "array transposed", "broadcast", "read-only"],
-)  # fmt: skip
+LAYOUTS = {
+    "transposed": (BASE.T, BASE.T.clone(memory_format=torch.contiguous_format)),
+    "strided": (BASE[::2, 1::3], torch.tensor([[1.0, 4.0], [13.0, 16.0]])),
+    "expanded": (torch.ones(1).expand(3), torch.ones(3)),
+    "requires grad": (torch.ones(2, requires_grad=True), torch.ones(2)),
+    "in a graph": (torch.ones(2, requires_grad=True) * 2, torch.full((2,), 2.0)),
+    "parameter": (torch.nn.Parameter(torch.ones(2)), torch.ones(2)),
+    "conjugate": (CONJUGATE, torch.tensor([1 - 2j, 3 + 4j])),
+    "negative": (CONJUGATE[:1].imag, torch.tensor([-2.0])),
+    "one of a column": (BASE[:1, 2], torch.tensor([2.0])),
+    "one of an array's column": (BASE.numpy()[:1, 2], np.array([2.0], np.float32)),
+    "negative stride": (np.arange(6)[::-2], np.array([5, 3, 1])),
+    "array transposed": (np.arange(6).reshape(2, 3).T, np.array([[0, 3], [1, 4], [2, 5]])),
+    "broadcast": (np.broadcast_to(np.float32(3), (2, 2)), np.full((2, 2), 3, np.float32)),
+    "read-only": (read_only(), np.arange(4.0)),
+}
+
+
+@pytest.mark.parametrize(("value", "plain"), LAYOUTS.values(), ids=LAYOUTS)
 def test_samples_of_any_layout_come_back_plain(value, plain):
     fifo = FIFO(6)
     fifo.put(value)

@@ -384,7 +384,8 @@ engine = LocalEngine(1)
 running = engine.submit(tasks.wait_for, place / "gate", tasks.note(1, place / "notes"))
 queued = [engine.submit(tasks.note, n, place / "notes") for n in range(20)]
 trainer = DistributedTrainer(1, engine=engine)
-# They go with a module that was imported earlier, when the names of this one, which is still there, are gone.
+# They go with a module that was imported earlier, when the names of this one are gone: this one is
+# still there then.
 os.kept = [trainer, *queued, sys.modules["compss_train.engines.graph_engine"]]
 
 def open_gate():

@@ -216,10 +216,10 @@ def test_a_fit_that_fails_frees_what_it_has_stored(shared_local, how):
     """Although its exception, with all frames, is still there."""
     before = stored(shared_local)
     (x, y) = classification(2000, 64)
-    with (
+    with (  # noqa: PT012
         pytest.raises(LookupError) as caught,
         trainer_of(shared_local, 2, net=lambda: mlp(64, 3)) as trainer,
-    ):  # noqa: PT012
+    ):
         if how != "fit":
             fit(trainer, data=(x, y), num_epochs=1, batch_size=500)
         if how == "block":

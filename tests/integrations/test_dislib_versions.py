@@ -75,7 +75,7 @@ def plain_loop(epochs, before_step=lambda net: None, schedule=None, labels=CLASS
 class DsArray:
     """Looks like an array of dislib, whose blocks have no samples."""
 
-    _blocks = [[np.ones((2, 6))]]
+    _blocks = ((np.ones((2, 6)),),)
     _reg_shape = (2, 6)
 
 

@@ -109,9 +109,10 @@ def test_samples_of_two_shapes_are_one_error_that_names_both(local, recwarn, cap
     _, error = run_fit(local, CountingNet(4), simulate, range(100), workers=2, count=2)
     assert isinstance(error, SimulationError)
     assert re.fullmatch(
-        r"simulation [3-5] of input [3-5] yielded what does not fit: sample 0 has x: float32 \(5,\), y: float32 "
-        r"\(\), where samples before it have x: float32 \(4,\), y: float32 \(\); all samples of a study need one "
-        "shape and dtype",
+        r"simulation [3-5] of input [3-5] yielded what does not fit: "
+        r"sample 0 has x: float32 \(5,\), y: float32 \(\), "
+        r"where samples before it have x: float32 \(4,\), y: float32 \(\); "
+        "all samples of a study need one shape and dtype",
         str(error),
     )
     assert not recwarn.list

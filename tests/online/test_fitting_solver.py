@@ -57,8 +57,9 @@ def test_samples_of_ranks_are_trained_on_once(local):
 
 def test_a_solver_that_is_killed_sends_only_what_is_missing(local, tmp_path):
     flags = [str(tmp_path / str(number)) for number in range(2)]
-    said = r"simulation \d of input .*killed.* failed: ChildProcessError: .* ended by SIGKILL; retry 1 of 2\n  this"
-    with pytest.warns(UserWarning, match=said) as warned:
+    failed = r"simulation \d of input .*killed.* failed"
+    words = rf"{failed}: ChildProcessError: .* ended by SIGKILL; retry 1 of 2\n  this"
+    with pytest.warns(UserWarning, match=words) as warned:
         trainer, trained = fit_and_count(
             local, CountingNet(12), faulty(12), inputs("killed", *flags), workers=2
         )

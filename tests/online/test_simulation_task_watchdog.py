@@ -86,8 +86,11 @@ def is_closed(stream):
 
 def has_programs(stream):
     solver = "sleep 60 & echo $!; exec 1>&-; (sleep 60; true) & wait"
-    own = dict(stdout=subprocess.PIPE)
-    programs = [subprocess.Popen(["sh", "-c", solver], start_new_session=new, **own) for new in (False, True)]
+    command = ["sh", "-c", solver]
+    programs = [
+        subprocess.Popen(command, start_new_session=new, stdout=subprocess.PIPE)
+        for new in (False, True)
+    ]
     sleepers = [int(program.stdout.readline()) for program in programs]
     stream.notify([*sleepers, *(program.pid for program in programs)])
     hangs(stream)
@@ -100,7 +103,8 @@ for NAME in sys.argv[1:]:
     children[child] = NAME
 while children:
     child, status = os.wait()
-    os.write(1, (json.dumps([children.pop(child), os.waitstatus_to_exitcode(status)]) + "\\n").encode())
+    line = json.dumps([children.pop(child), os.waitstatus_to_exitcode(status)])
+    os.write(1, f"{line}\\n".encode())
 """
 
 EXITS = {

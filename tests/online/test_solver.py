@@ -326,7 +326,8 @@ def test_a_solver_ends_with_the_process_that_runs_it(tmp_path):
     code = f"""
 import os, signal
 from compss_train import Simulations, Solver
-samples = Solver(["sh", "-c", "echo $$ > {tmp_path}/pid; {program} hangs {flag}; true"], lambda *_: 0)(None)
+command = ["sh", "-c", "echo $$ > {tmp_path}/pid; {program} hangs {flag}; true"]
+samples = Solver(command, lambda *_: 0)(None)
 while True:
     next(samples)
 """

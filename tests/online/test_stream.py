@@ -138,8 +138,9 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
             for skipped, sends in [*ways, (delivered, False)]:
                 skipped = min(skipped, delivered - number)
                 for wrong in (-1, delivered - number + 1):
-                    what = rf"skip\({wrong}\).* {delivered - number} were delivered .* skipped; send the others"
-                    with pytest.raises(ValueError, match=what):
+                    were = f"{delivered - number} were delivered"
+                    words = rf"skip\({wrong}\).* {were} .* skipped; send the others"
+                    with pytest.raises(ValueError, match=words):
                         sender.skip(wrong)
                 sender.skip(skipped)
                 number += skipped

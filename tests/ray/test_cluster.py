@@ -198,7 +198,8 @@ import os
 from compss_train.engines.ray import cluster
 
 right = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
-for change in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_TOKEN": ""}, {"RAY_AUTH_MODE": "disabled"}, {}):
+wrong_tokens = {"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_TOKEN": ""}
+for change in (*wrong_tokens, {"RAY_AUTH_MODE": "disabled"}, {}):
     os.environ.update(right | change)
     try:
         cluster.join()()

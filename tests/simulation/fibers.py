@@ -213,9 +213,9 @@ class FakeThreading:
         self._threads: dict[Fiber, FakeThread] = {}
         self._main = threading.main_thread()
 
-    def Thread(
+    def Thread(  # noqa: N802
         self, target: Callable[..., object], args: Any = (), name: str = "", **_: Any
-    ) -> FakeThread:  # noqa: N802
+    ) -> FakeThread:
         return FakeThread(self._events, self._threads, lambda: target(*args), name)
 
     def Event(self) -> FakeEvent:  # noqa: N802

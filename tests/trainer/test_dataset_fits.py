@@ -317,8 +317,8 @@ def test_what_cannot_be_trained_is_an_error(message):
     "schedule", [Schedule(float, unit="batches"), Schedule(float, steps=2)], ids=repr
 )
 def test_a_schedule_that_is_stepped_inside_epochs_needs_the_number_of_samples(schedule):
-    named = rf"schedule=Schedule\(steps={schedule.steps}, unit='{schedule.unit}'\): without the number .* size="
-    with pytest.raises(ValueError, match=named):
+    shown = re.escape(f"Schedule(steps={schedule.steps}, unit='{schedule.unit}')")
+    with pytest.raises(ValueError, match=f"schedule={shown}: without the number .* size="):
         trainer_of(engine="serial", schedule=schedule).fit(
             Stream(), num_epochs=1, batch_size=6, progress=False
         )

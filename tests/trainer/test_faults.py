@@ -108,10 +108,9 @@ def test_a_stopped_workers_task_runs_elsewhere_with_the_same_bits(shared_local, 
         results.append(fit)
     assert (tmp_path / "stopped").exists()
     assert_same_bits(*results)
-    assert re.search(
-        r"round 0 on worker \d has reported no batch for 4 s.*: worker_timeout=4 ends its process \d+",
-        capsys.readouterr().err,
-    )
+    worker = r"round 0 on worker \d has reported no batch for 4 s"
+    ends = rf"{worker}.*: worker_timeout=4 ends its process \d+"
+    assert re.search(ends, capsys.readouterr().err)
 
 
 class Explosive(nn.Module):
@@ -317,7 +316,8 @@ SCRIPT = textwrap.dedent(
     from torch import nn
     from compss_train import BlockedTensor, DistributedTrainer
 
-    # No main guard, and a network and a transform of __main__: users write scripts and notebooks like this.
+    # No main guard, and a network and a transform of __main__: users write scripts and notebooks
+    # like this.
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -105,10 +105,8 @@ def test_classes_that_are_given_are_those(folder):
 
 def test_the_error_of_different_sizes_says_how_to_resize(folder):
     save(folder / "cat" / "odd.png", pixels("odd", (5, 5, 3)))
-    with names(
-        folder,
-        r"which has the size .*, unlike others .*: resize them with reader=ImageFolderReader\(size=",
-    ):
+    hint = r"resize them with reader=ImageFolderReader\(size="
+    with names(folder, rf"which has the size .*, unlike others .*: {hint}"):
         read_all(FileDataset(folder, ImageFolderReader()))
 
 

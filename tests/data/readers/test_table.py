@@ -105,10 +105,8 @@ def test_classes_that_are_given_are_used_and_must_be_all(tmp_path, form):
     path = form.saved(tmp_path, **columns())
     dataset = FileDataset(path, x=["a"], y="kind", classes={"kind": ["eel", "dog", "cat", "fox"]})
     same(read_all(dataset)["kind"], 2 - np.arange(ROWS) % 3)
-    with names(
-        path,
-        r"holds 'eel' in 'kind', in row 2, which is none of its classes 'cat', 'dog': give classes=",
-    ):
+    place = "'eel' in 'kind', in row 2"
+    with names(path, f"holds {place}, which is none of its classes 'cat', 'dog': give classes="):
         read_all(FileDataset(path, x=["a"], y="kind", classes={"kind": ["cat", "dog"]}))
 
 

@@ -253,21 +253,19 @@ def test_categories_are_words_or_numbers(tmp_path, form, kind):
         read_all(FileDataset(path, index=tmp_path / "index.json"))
 
 
+FRENCH = "x,y\n1,café\n2,b\n"
 CONTENT = {
-    "holds no samples": b"x,y\n",
-    r"is no text in UTF-8, in 'y': give CsvReader\(encoding='latin-1'\)": "x,y\n1,café\n2,b\n".encode(
-        "latin-1"
-    ),
-    r"is text in UTF-16: give CsvReader\(encoding='utf-16'\)": "x,y\n1,café\n2,b\n".encode(
-        "utf-16"
-    ),
+    "holds no samples": ("x,y\n", "ascii"),
+    r"is no text in UTF-8, in 'y': give CsvReader\(encoding='latin-1'\)": (FRENCH, "latin-1"),
+    r"is text in UTF-16: give CsvReader\(encoding='utf-16'\)": (FRENCH, "utf-16"),
 }
 
 
 @pytest.mark.parametrize("reason", CONTENT)
 def test_text_that_is_not_understood_is_refused_with_the_reason(tmp_path, reason):
+    text, encoding = CONTENT[reason]
     path = tmp_path / "f.csv"
-    path.write_bytes(CONTENT[reason])
+    path.write_bytes(text.encode(encoding))
     with names(path, reason):
         FileDataset(path)
 

@@ -85,7 +85,9 @@ RESOURCES = """<ResourcesList>
     <Processor Name="Board"><ComputingUnits>3</ComputingUnits><Type> GPU </Type></Processor>
     <Processor Name="Other"><ComputingUnits>7</ComputingUnits><Type>FPGA</Type></Processor>
   </ComputeNode>
-  <ComputeNode Name="c"><Processor Name="First"><ComputingUnits>some</ComputingUnits></Processor></ComputeNode>
+  <ComputeNode Name="c">
+    <Processor Name="First"><ComputingUnits>some</ComputingUnits></Processor>
+  </ComputeNode>
 </ResourcesList>"""
 
 

@@ -191,9 +191,9 @@ def test_tasks_fit_where_each_finds_room_on_one_node(tasks, sizes, fits):
 def test_an_error_names_what_is_needed_and_what_is_declared():
     with pytest.raises(
         ValueError,
-        match=r"3 tasks have to run at the same time and need 6 computing units and 1 GPUs, but .* n0 4 "
-        r"computing units and 1 GPUs, n1 1 computing units\. Use fewer workers, simulators or threads, or declare "
-        r"more .*--units",
+        match=r"3 tasks have to run at the same time and need 6 computing units and 1 GPUs, but .* "
+        r"n0 4 computing units and 1 GPUs, n1 1 computing units\. Use fewer workers, simulators or "
+        r"threads, or declare more .*--units",
     ):
         check_room(
             [Resources(2), Resources(2), Resources(2, 1)],
