@@ -64,7 +64,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     texts = [tokens(sentence) for sentence in made_sentences(1200)]
-    x = BlockedTensor.from_array(Ragged([text[:-1] for text in texts], bucket_by_length=True), 4)
+    x = BlockedTensor.from_array(Ragged([text[:-1] for text in texts]), 4)
     # Padded with -100, which has no loss.
     y = BlockedTensor.from_array(Ragged([text[1:] for text in texts]), 4)
     torch.manual_seed(0)
@@ -75,7 +75,14 @@ def main() -> None:
             "cross_entropy",
             gradients=Gradients(clip_norm=1.0),
         )
-        trainer.fit(x, y, num_epochs=arguments.epochs, batch_size=30, progress=False)
+        trainer.fit(
+            x,
+            y,
+            num_epochs=arguments.epochs,
+            batch_size=30,
+            bucket_by_length="x",
+            progress=False,
+        )
         losses = [record["loss"] for record in trainer.history]
         net = trainer.model().eval()
     print(f"loss {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")

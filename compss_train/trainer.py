@@ -261,6 +261,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         merge: MergeLike = "synchronous",
         shuffle: ShuffleLike = "blocks",
         shuffle_block_data: bool = True,
+        bucket_by_length: bool | str = False,
         buffer: BufferSpec | None = None,
         sample_weight: Any = None,
         validation_data: tuple[Any, Any] | FileDataset | None = None,
@@ -304,6 +305,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             sequence; ``None`` keeps the order.
         shuffle_block_data:
             Whether to shuffle the samples within each block in every epoch.
+        bucket_by_length:
+            ``True`` makes each batch of samples of similar lengths, which need less padding: the
+            samples of 50 batches of a block at a time are sorted by length and cut into batches,
+            which come in random order. Where several columns hold sequences of different lengths,
+            give the name of the one whose lengths count: ``"x"``, ``"y"`` or, for example,
+            ``"x['text']"``. ``False`` (default) does not look at lengths.
         buffer:
             ``None`` (default) trains on one block after another. With a ``BufferSpec`` each
             worker's samples pass through a buffer, so that batches mix blocks, and files are read
@@ -352,6 +359,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             merge=Merge.of(merge),
             shuffle=shuffle,
             shuffle_block_data=shuffle_block_data,
+            bucket_by_length=bucket_by_length,
             buffer=buffer,
             sample_weight=sample_weight,
             validation_data=validation_data,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import leaves, rebuilt
-from compss_train._utils.validation import check_choice, check_dense
+from compss_train._utils.validation import check_dense
 
 _Array = TypeVar("_Array")
 
@@ -180,18 +180,14 @@ class Ragged:
     ----------
     sequences:
         Arrays, tensors or lists of one dtype, with shapes that differ in the first dimension only.
-    bucket_by_length:
-        Whether ``fit`` batches samples of similar length within each block, to reduce padding;
-        batches are in random order. ``False`` by default.
+
+    ``fit(bucket_by_length=True)`` batches sequences of similar lengths.
 
     Raises ``ValueError`` if there are no sequences, or if their other dimensions or their dtypes
     differ, and the errors of blocks for masked and sparse arrays and unsuitable dtypes.
     """
 
-    bucket_by_length: bool = False
-
-    def __init__(self, sequences: Sequence[Any], *, bucket_by_length: bool = False) -> None:
-        check_choice("bucket_by_length", bucket_by_length, (True, False))
+    def __init__(self, sequences: Sequence[Any]) -> None:
         check_parts("a sequence", sequences)
         items = [signed(tensor_of(each).detach().cpu()) for each in sequences]
         kinds = {(each.dtype, tuple(each.shape[1:])) for each in items if each.dim() and len(each)}
@@ -202,25 +198,21 @@ class Ragged:
             )
         self.values = torch.cat([each for each in items if len(each)])
         self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
-        self.bucket_by_length = bucket_by_length
 
     @classmethod
-    def of(
-        cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False
-    ) -> "Ragged":
+    def of(cls, values: torch.Tensor, offsets: torch.Tensor) -> "Ragged":
         """Return sequences of these items; ``offsets`` holds the start of each, then the end of the
         last one.
         """
         made = cls.__new__(cls)
         made.values = values
         made.offsets = offsets
-        made.bucket_by_length = bucket_by_length
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the items of these sequences."""
-        own = self.clone()
-        return Ragged.of, (own.values, own.offsets, own.bucket_by_length)
+        items = self.clone()
+        return Ragged.of, (items.values, items.offsets)
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -252,9 +244,7 @@ class Ragged:
         """
         if isinstance(key, slice) and key.step in (None, 1):
             start, stop, _ = key.indices(len(self))
-            return Ragged.of(
-                self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length
-            )
+            return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1])
         if isinstance(key, slice | list | np.ndarray | torch.Tensor):
             return self.index_select(0, torch.from_numpy(np.arange(len(self))[key].copy()))
         number = range(len(self))[key]
@@ -270,15 +260,13 @@ class Ragged:
         offsets = np.append(0, lengths.cumsum())
         items = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         values = self.values.index_select(0, torch.from_numpy(items))
-        return Ragged.of(values, torch.from_numpy(offsets), self.bucket_by_length)
+        return Ragged.of(values, torch.from_numpy(offsets))
 
     def clone(self) -> "Ragged":
         """Return a copy with only the items of these sequences."""
         first = int(self.offsets[0])
         last = int(self.offsets[-1])
-        return Ragged.of(
-            self.values[first:last].clone(), self.offsets - first, self.bucket_by_length
-        )
+        return Ragged.of(self.values[first:last].clone(), self.offsets - first)
 
     def to(self, device: str | torch.dtype, *, non_blocking: bool = False) -> "Ragged":
         """Return the sequences with their items on another device or in another dtype."""
@@ -337,7 +325,7 @@ def join(parts: Sequence[Any]) -> Ragged:
     for part, (first, last) in zip(parts, bounds, strict=True):
         offsets.append(part.offsets[1:] + (ends - first))
         ends += last - first
-    return Ragged.of(values, torch.cat(offsets), parts[0].bucket_by_length)
+    return Ragged.of(values, torch.cat(offsets))
 
 
 Block: TypeAlias = NDArray[Any] | torch.Tensor | Ragged
@@ -596,8 +584,6 @@ class ColumnStructure:
     """The structure of y; without columns for y, x is its own target."""
     ragged: bool = False
     """Whether some columns have sequences of different lengths."""
-    bucketed: bool = False
-    """Whether batches are made of samples of similar lengths."""
     weighted: bool = False
     """Whether the last column holds the samples' weights."""
 

@@ -80,6 +80,11 @@ class DataSource:
         )
 
     @property
+    def sequences(self) -> list[str]:
+        """The names of the columns whose samples are sequences of different lengths."""
+        return names_of_sequences(self.columns)
+
+    @property
     def number_samples(self) -> int:
         """Number of samples."""
         return sum(self.sizes)
@@ -258,18 +263,19 @@ def as_data_source(
                 indexes[name] = index
                 notes += _other_order(*next(iter(indexes.items())), name, index)
     blocked = _in_same_blocks(columns, blocks)
-    ragged = [
-        block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)
-    ]
-    bucketed = any(block.bucket_by_length for block in ragged)
     return DataSource(
         columns=blocked,
-        structure=ColumnStructure(structure, of_y, ragged=bool(ragged), bucketed=bucketed),
+        structure=ColumnStructure(structure, of_y, ragged=bool(names_of_sequences(blocked))),
         batch_size=None if samples is None else samples.batch_size,
         notes=tuple(notes),
         remarks=tuple(remarks),
         coding=coding,
     )
+
+
+def names_of_sequences(columns: Mapping[str, BlockedTensor]) -> list[str]:
+    """Return the names of the columns whose blocks are ``Ragged``."""
+    return [name for name, column in columns.items() if isinstance(next(column.blocks()), Ragged)]
 
 
 def _other_order(first: str, index: Any, name: str, other: Any) -> list[str]:

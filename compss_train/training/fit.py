@@ -53,6 +53,7 @@ class FitOptions:
     """The preset that has been applied."""
     shuffle: ShuffleLike = "blocks"
     shuffle_block_data: bool = True
+    bucket_by_length: bool | str = False
     buffer: BufferSpec | None = None
     sample_weight: Any = field(default=None, repr=False, compare=False)
     validation_data: tuple[Any, Any] | FileDataset | None = field(
@@ -81,6 +82,7 @@ class FitOptions:
             object.__setattr__(self, "merge", self.merge.with_defaults())
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         self._check_shuffle()
+        self._check_bucketing()
         if self.buffer is not None:
             self._check_buffer(self.buffer)
         if self.merge.optimizer_state == "reset_blocks" and (
@@ -121,6 +123,21 @@ class FitOptions:
             raise ValueError(
                 "PartialShuffle mixes samples in pools of its own: leave buffer= and "
                 "shuffle_block_data= out, or take shuffle='blocks'"
+            )
+
+    def _check_bucketing(self) -> None:
+        option = f"bucket_by_length={self.bucket_by_length!r}"
+        if not isinstance(self.bucket_by_length, bool | str):
+            raise TypeError(
+                f"{option}: give True, False, or the name of the column whose lengths count, "
+                "such as 'x'"
+            )
+        if self.bucket_by_length is not False and (
+            self.mixes_blocks or not self.shuffle_block_data
+        ):
+            raise ValueError(
+                f"{option} orders the samples within each block: leave buffer= and "
+                "shuffle_block_data= out, and use shuffle='blocks' or None"
             )
 
     def _check_buffer(self, given: object) -> None:
@@ -181,6 +198,7 @@ class FitOptions:
             reader=data.reader,
             batching=self.batching,
             row_seed=seed if shuffles_rows else None,
+            bucketed_by=self._column_of_lengths(data),
             pools=None if mixing is None else mixing.of_blocks(data.sizes),
             buffer=self.buffer,
             seed=seed,
@@ -192,6 +210,29 @@ class FitOptions:
             callbacks=callbacks,
             resident=resident,
         )
+
+    def _column_of_lengths(self, source: DataSource) -> int | None:
+        """Return the number of the column by whose lengths samples are batched, or ``None``.
+
+        Raises ``ValueError`` unless ``bucket_by_length`` fits the columns.
+        """
+        if self.bucket_by_length is False:
+            return None
+        option = f"bucket_by_length={self.bucket_by_length!r}"
+        names = source.sequences
+        if not names:
+            raise ValueError(
+                f"{option} needs sequences in memory that differ in length (lists or Ragged), and "
+                f"there are none in {' and '.join(source.columns) or 'files'}: leave it out"
+            )
+        if self.bucket_by_length is True and len(names) > 1:
+            raise ValueError(
+                f"{option}, but {' and '.join(names)} have sequences; name the column whose "
+                f"lengths count, such as bucket_by_length={names[0]!r}"
+            )
+        name = names[0] if self.bucket_by_length is True else self.bucket_by_length
+        check_choice("bucket_by_length", name, names)
+        return list(source.columns).index(name)
 
     def samples_between_merges(self, sizes: tuple[int, ...], workers: int) -> int:
         """Return the approximate number of samples that a worker trains in a round, for blocks of
@@ -295,11 +336,7 @@ class FitOptions:
                 f"{mixing} does not suit an IterableDataset: leave it out, and let the data set "
                 "shuffle"
             )
-        if structure.bucketed and (total or pooled or not self.shuffle_block_data):
-            raise ValueError(
-                "bucket_by_length=True orders the samples within each block: leave buffer= and "
-                "shuffle_block_data= out, and use shuffle='blocks' or None"
-            )
+        self._column_of_lengths(source)
         if structure.ragged and pooled:
             raise ValueError(
                 f"{mixing} does not suit sequences that differ in length: leave it out, or pad them"

@@ -82,10 +82,12 @@ class Inference:
         self._seconds = session.sample_seconds * source.number_samples / 3
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
-        structure = replace(source.structure, bucketed=False)
         spec = session.model.built.training_spec.weightless()
         job = Job(
-            spec=spec, reader=source.reader, batching=Batching(size=size), structure=structure
+            spec=spec,
+            reader=source.reader,
+            batching=Batching(size=size),
+            structure=source.structure,
         )
         self._job = session.publish(job)
         self._name = name

@@ -27,6 +27,7 @@ class FitKeywords(TypedDict, total=False):
     """
 
     merge: Merge | Preset
+    bucket_by_length: bool | str
     buffer: BufferSpec | None
     sample_weight: Any
     validation_data: tuple[Any, Any] | FileDataset | None

@@ -243,7 +243,6 @@ def compared(options: FitOptions, data: DataSource, built: BuildArguments) -> di
         **built.objective,
         "class_weight": built.training_spec.class_weight,
         "sample_weight": "given" if data.structure.weighted else None,
-        "bucket_by_length": data.structure.bucketed,
     }
 
 

@@ -142,14 +142,19 @@ def _training_order(
     """
     place = (seed, block_pass.epoch, block_pass.block)
     whole = block_pass.whole
-    if job.structure.bucketed:  # samples of similar lengths in each batch
-        lengths = next(column.lengths for column in columns if isinstance(column, Ragged))
-        order = bucketed_order(
-            lengths[first : first + whole].numpy(), job.batching.bounds(whole), *place
-        )
-    else:
+    if job.bucketed_by is None:
         order = row_order(*place, whole)
+    else:
+        lengths = _lengths(columns[job.bucketed_by])[first : first + whole]
+        order = bucketed_order(lengths, job.batching.bounds(whole), *place)
     return order[block_pass.skip : block_pass.skip + block_pass.size] + first
+
+
+def _lengths(column: Block) -> NDArray[Any]:
+    if not isinstance(column, Ragged):
+        raise ValueError(f"batches by the lengths of a {type(column).__name__}; this is a bug")
+    lengths: NDArray[Any] = column.lengths.numpy()
+    return lengths
 
 
 def _taken(block: Block, rows: torch.Tensor) -> torch.Tensor:

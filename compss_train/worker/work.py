@@ -53,6 +53,8 @@ class Job:
     """Seed of the order of rows within a block; ``None`` to keep their order, also for pools to
     mix.
     """
+    bucketed_by: int | None = None
+    """The number of the column by whose lengths samples are batched, or ``None``."""
     pools: Pools | None = None
     """The pools of a partial shuffle, or ``None``."""
     buffer: BufferSpec | None = None

@@ -4,11 +4,14 @@ loop.
 
 import pickle
 import re
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import (
@@ -35,8 +38,8 @@ RANDOM = np.random.default_rng(1)
 LENGTHS = RANDOM.integers(2, 12, 41)
 TOKENS = [RANDOM.integers(1, 9, length) for length in LENGTHS]
 NEXT = [np.roll(each, -1) for each in TOKENS]
+BY_X = {"bucket_by_length": "x"}
 STILL = {"shuffle": None, "shuffle_block_data": False, "progress": False}
-BUCKETED = Ragged(TOKENS, bucket_by_length=True)
 
 
 def trainer_of(engine="serial", workers=1, **options):
@@ -93,25 +96,25 @@ def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "shuffle"),
-    [(TOKENS, "blocks"), (TOKENS, "total"), (BUCKETED, "blocks")],
+    "options",
+    [{}, {"shuffle": "total"}, {"bucket_by_length": "x"}],
     ids=["plain", "total", "bucket"],
 )
-def test_engines_agree_and_fits_are_resumed(engine, tokens, shuffle, tmp_path):
+def test_engines_agree_and_fits_are_resumed(engine, options, tmp_path):
     merge = Merge(every=2, unit="batches")
     given = {
-        "shuffle": shuffle,
+        **options,
         "num_epochs": 2,
         "batch_size": 5,
         "progress": False,
         "merge": merge,
     }
     one, other = (trainer_of(each, workers=2) for each in (engine, "serial"))
-    one.fit(tokens, NEXT, validation_data=(TOKENS, NEXT), **given)
-    other.fit(tokens, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
+    one.fit(TOKENS, NEXT, validation_data=(TOKENS, NEXT), **given)
+    other.fit(TOKENS, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
     assert_same_bits(one.get_parameters(), other.get_parameters())
     resumed = trainer_of(workers=2)
-    resumed.fit(tokens, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
+    resumed.fit(TOKENS, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
     assert_same_bits(one.get_parameters(), resumed.get_parameters())
 
 
@@ -206,22 +209,67 @@ def test_a_step_gets_packed_sequences_as_they_were_made():
         trainer.fit(*data, num_epochs=1, batch_size=10, **STILL)
 
 
-def test_batches_of_similar_lengths_hold_every_sample_once():
-    seen = []
+class Mean(nn.Module):
+    """Takes sequences of any length, and stays finite whatever their items are."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.last((x > 0).float().mean(dim=1, keepdim=True))
+
+
+def batches_of(x, y, workers, **options):
+    """Return the samples of each batch of a fit: the first item, and the lengths in x and y."""
+    batches = []
 
     def collate(samples):
-        seen.append([len(x) for x, _ in samples])
-        return own_collate(samples)
+        batches.append([(int(x[0]), len(x), y.numel()) for x, y in samples])
+        return padded([x for x, _ in samples], 0), torch.zeros(len(samples), 1)
 
-    plain = trainer_of(collate=collate)
-    for bucketed in (False, True):
-        seen.clear()
-        plain.fit(
-            BUCKETED if bucketed else TOKENS, NEXT, num_epochs=1, batch_size=5, progress=False
-        )
-        assert sorted(length for batch in seen for length in batch) == sorted(LENGTHS.tolist())
-        spread = sum(max(batch) - min(batch) for batch in seen)
-        assert (spread < 2 * len(set(LENGTHS.tolist()))) == bucketed
+    trainer = small_fits.trainer_of(
+        "serial", workers, 3, Mean, SGD, loss="mse", metric=None, collate=collate
+    )
+    trainer.fit(x, y, num_epochs=2, batch_size=5, progress=False, **options)
+    return batches
+
+
+def padded_items(batches, column):
+    return sum(len(batch) * max(sample[column] for sample in batch) for batch in batches)
+
+
+lengths = st.lists(st.integers(1, 30), min_size=40, max_size=40)
+
+
+@given(of_x=lengths, of_y=lengths, column=st.sampled_from(["x", "y"]), workers=st.integers(1, 2))
+def test_batches_by_length_have_the_same_samples_and_fewer_padded_items(
+    of_x, of_y, column, workers
+):
+    """By the lengths of the named column, whatever those of the other."""
+    x = Ragged([np.full(length, number) for number, length in enumerate(of_x)])
+    y = Ragged([np.zeros(length) for length in of_y])
+    plain = batches_of(x, y, workers)
+    bucketed = batches_of(x, y, workers, bucket_by_length=column)
+    assert sorted(chain(*bucketed)) == sorted(chain(*plain))
+    number = {"x": 1, "y": 2}[column]
+    assert padded_items(bucketed, number) <= padded_items(plain, number)
+
+
+@pytest.mark.parametrize(("column", "number"), [("x", 1), ("y", 2)])
+def test_the_lengths_are_those_of_the_only_column_that_has_some(column, number):
+    x = TOKENS if column == "x" else np.arange(41)[:, None]
+    y = TOKENS if column == "y" else LENGTHS
+    plain = batches_of(x, y, 1)
+    bucketed = batches_of(x, y, 1, bucket_by_length=True)
+    assert bucketed == batches_of(x, y, 1, bucket_by_length=column)
+    assert padded_items(bucketed, number) < 0.9 * padded_items(plain, number)
+
+
+def test_the_order_by_lengths_is_that_of_the_data_wherever_they_are_moved():
+    x = Ragged(TOKENS).to(torch.int32)
+    moved, plain = (batches_of(each, LENGTHS, 2, bucket_by_length=True) for each in (x, TOKENS))
+    assert moved == plain
 
 
 def test_predictions_of_batches_of_different_lengths_are_a_list():
@@ -231,7 +279,7 @@ def test_predictions_of_batches_of_different_lengths_are_a_list():
     assert len(found) == len(TOKENS)
     assert all(
         np.array_equal(*pair)
-        for pair in zip(found, trainer.predict(BUCKETED, batch_size=4), strict=True)
+        for pair in zip(found, trainer.predict(Ragged(TOKENS), batch_size=4), strict=True)
     )
     # Each step sums 6 and 8 products, which add up to at most 10, the last layer 8; gates forget
     # earlier errors.
@@ -330,7 +378,6 @@ def test_sequences_are_cut_selected_and_pickled_without_the_others():
     [
         (TOKENS, {"shuffle": PartialShuffle()}, "does not suit sequences that differ"),
         (TOKENS, {"buffer": BufferSpec("FIFO", 20)}, "buffer= does not suit sequences that differ"),
-        (BUCKETED, {"shuffle": "total"}, "bucket_by_length=True orders the samples within"),
     ],
 )
 def test_options_that_need_samples_of_one_size_are_errors(tokens, options, name, raises):
@@ -338,9 +385,32 @@ def test_options_that_need_samples_of_one_size_are_errors(tokens, options, name,
         trainer_of().fit(tokens, NEXT, num_epochs=1, batch_size=5, **options)
 
 
+NO_LENGTHS = np.zeros((41, 2))
+WHOLE = Samples([(number, number) for number in range(41)])
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "kind", "name"),
+    [
+        ((TOKENS, NEXT), {"shuffle": "total"}, ValueError, "orders the samples within each"),
+        ((TOKENS, NEXT), {"shuffle": PartialShuffle()}, ValueError, "use shuffle='blocks' or"),
+        ((TOKENS, NEXT), {"shuffle_block_data": False}, ValueError, "shuffle_block_data= out"),
+        ((TOKENS, NEXT), {"buffer": BufferSpec("FIFO", 20)}, ValueError, "leave buffer= and"),
+        ((TOKENS, NEXT), {"bucket_by_length": 3}, TypeError, "bucket_by_length=3: give True,"),
+        ((TOKENS, NEXT), {"bucket_by_length": "z"}, ValueError, "='z': choose one of 'x', 'y'"),
+        ((TOKENS, NEXT), {"bucket_by_length": True}, ValueError, "x and y have sequences; name"),
+        ((NO_LENGTHS, NEXT), {}, ValueError, "bucket_by_length='x': choose one of 'y'"),
+        ((NO_LENGTHS, LENGTHS), {}, ValueError, "there are none in x and y: leave it"),
+        ((WHOLE,), {}, ValueError, "needs sequences in memory that differ in length"),
+    ],
+)
+def test_batches_by_length_need_lengths_and_the_order_of_blocks(data, options, kind, name, raises):
+    with raises(kind, name):
+        trainer_of().fit(*data, num_epochs=1, batch_size=5, **BY_X | options)
+
+
 FLOATS = [each.astype(np.float32) for each in NEXT]
 WRONG = {
-    "bucket_by_length=3": lambda: Ragged(TOKENS, bucket_by_length=3),
     "items of 2 dtypes and shapes": lambda: Ragged([np.ones(1), np.ones((2, 2))]),
     "collate=3": lambda: trainer_of(collate=3),
     "collate returned a Tensor": lambda: checked(NEXT, collate=lambda _: torch.zeros(1)),

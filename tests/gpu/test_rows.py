@@ -50,10 +50,10 @@ def numbered(samples, blocks):
     return as_data_source(np.arange(samples, dtype=np.float32)[:, None], None, min(samples, blocks))
 
 
-def sequences(samples, blocks, bucketed):
+def sequences(samples, blocks):
     """Return blocks whose samples repeat their numbers."""
     items = [[number] * (1 + number * 7 % 4) for number in range(samples)]
-    return as_data_source(Ragged(items, bucket_by_length=bucketed), None, min(samples, blocks))
+    return as_data_source(Ragged(items), None, min(samples, blocks))
 
 
 def batches_of(data, workers, gpus, **given):
@@ -199,16 +199,13 @@ def test_batches_of_gpus_are_those_of_a_cpu(
     assume(not partial or (rows and buffer is None))
     assume(kind == "numbers" or (samples > 3 and not partial and buffer is None))
     assume(kind != "bucketed" or (rows and shuffle != "total"))
-    data = (
-        numbered(samples, blocks)
-        if kind == "numbers"
-        else sequences(samples, blocks, kind == "bucketed")
-    )
+    data = numbered(samples, blocks) if kind == "numbers" else sequences(samples, blocks)
     assume(batching.get("num_batches_per_worker", 1) <= min(data.sizes))
     options = {
         "num_epochs": epochs,
         "shuffle": shuffle,
         "shuffle_block_data": rows,
+        "bucket_by_length": kind == "bucketed",
         "buffer": buffer,
         **batching,
     }

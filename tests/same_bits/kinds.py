@@ -84,8 +84,8 @@ def grid(folder):
     return BlockedTensor.from_array(X, (4, 2)), BlockedTensor.from_array(Y, (4, 2))
 
 
-def ragged(folder, **options):
-    return blocks(Ragged(TOKENS, **options), 5), blocks(Ragged(NEXT), 5)
+def ragged(folder):
+    return blocks(Ragged(TOKENS), 5), blocks(Ragged(NEXT), 5)
 
 
 def no_targets(folder):
@@ -193,7 +193,7 @@ DATA = {
         **STILL,
     },
     "sequences": {"data": ragged, **CHARACTERS},
-    "sequences by length": {"data": functools.partial(ragged, bucket_by_length=True), **CHARACTERS},
+    "sequences by length": {"data": ragged, "bucket_by_length": "x", **CHARACTERS},
     "sequences, total shuffle": {"data": ragged, "shuffle": "total", **CHARACTERS},
     "several inputs": {
         "data": two_inputs,
