@@ -30,7 +30,7 @@ from compss_train.online.receiver import NUMBERS, Receiver
 from compss_train.online.sample_losses import SampleLosses
 from compss_train.online.stream import worker_of
 from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
-from compss_train.worker import batches, learner, server_exchange
+from compss_train.worker import batches, learner, preparing, server_exchange
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Job, Work
 
@@ -273,10 +273,12 @@ class OnlineWorker:
         self._work = Work(check_outputs=True, worker=number, device=device, name=f"worker {number}")
         # What is not finite is found at once: samples do not come again.
         state = replace(state, skipped=True)
-        self._learner = learner.Learner(self._training, self._base, state, self._work, moments)
+        self._learner = learner.Learner(
+            self._training, self._base, state, self._work, moments=moments
+        )
         if unmerged := saved.get("unmerged"):
             self._base = unmerged["base"]
-            params.load_into(self._learner.net, unmerged["own"])
+            params.load_into(self._learner.replica.net, unmerged["own"])
             if unmerged["pending"] is not None:
                 self._learner.set_pending(unmerged["pending"])
         self._losses = SampleLosses(buffer.get("losses")) if job.by_sample else None
@@ -312,7 +314,9 @@ class OnlineWorker:
         self._coordinator.listen(self._receiver, self._local_host)
         try:
             self._learner.learn_all(
-                batches.prepared(self._drawn_batches(), self._learner, self._training)
+                preparing.prepared_batches(
+                    self._drawn_batches(), self._learner.replica, self._training
+                )
             )
             self._receiver.discard()
             self._merge()
@@ -436,7 +440,7 @@ class OnlineWorker:
         }
         is_merged = self._merged == self._batches
         if not is_merged:
-            own = params.from_module(self._learner.net)
+            own = params.from_module(self._learner.replica.net)
             saved["unmerged"] = {"base": self._base, "own": own, "pending": self._learner.pending()}
         kept: dict[str, Any] = {"buffer": buffer, "offsets": offsets}
         if self._losses is not None:
@@ -450,4 +454,4 @@ class OnlineWorker:
 
     def _continue_from(self, parameters: params.Parameters) -> None:
         self._base = parameters
-        params.load_into(self._learner.net, parameters)
+        params.load_into(self._learner.replica.net, parameters)

@@ -62,8 +62,8 @@ from compss_train.training.training_state import (
     fetch_states,
     state_refs,
 )
-from compss_train.worker.batches import check_target
 from compss_train.worker.gpu_rows import rows_on_gpus
+from compss_train.worker.preparing import check_target
 from compss_train.worker.state import check_averageable
 from compss_train.worker.work import Residency
 

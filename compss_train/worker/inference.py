@@ -16,7 +16,8 @@ from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import StepContext, StepResult
-from compss_train.worker.batches import Batch, collated, cut_batches
+from compss_train.worker.batches import Batch, cut_batches
+from compss_train.worker.preparing import collated
 from compss_train.worker.source import Source, retry_without_gpu_rows, source_of
 from compss_train.worker.work import Job, Work
 
@@ -88,7 +89,7 @@ class _Transform:
 def _batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
     for batch in cut_batches(source, replica.device):
-        ready = collated(replica, source.job.reader, batch, lambda _: 0)
+        ready = collated(batch, replica, source.job.reader, lambda _: 0)
         if ready.samples:
             yield ready
 

@@ -18,8 +18,9 @@ from compss_train.model.devices import kept_random_state, set_random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.weighted_mean import PartialSum, partial_sum
-from compss_train.worker.batches import cut_batches, prepared
+from compss_train.worker.batches import cut_batches
 from compss_train.worker.learner import Learner
+from compss_train.worker.preparing import prepared_batches
 from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.source import retry_without_gpu_rows, source_of
 from compss_train.worker.state import (
@@ -71,10 +72,10 @@ def train_one(
     started = time.time()
     began = time.perf_counter()
     set_random_state(state.random, work.device)
-    learner = Learner(job, parameters, state, work, moments, averaged)
+    learner = Learner(job, parameters, state, work, moments=moments, averaged=averaged)
     source = source_of(job, work, values)
     buffer = CarriedBuffer(state.sample_buffer)
-    batches = prepared(cut_batches(source, work.device, buffer), learner, job)
+    batches = prepared_batches(cut_batches(source, work.device, buffer), learner.replica, job)
     tracer = Tracer(work.device) if work.traced else None
     try:
         with tracer or nullcontext():

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import Merge, Schedule
+from compss_train import Gradients, Merge, Schedule
 from compss_train.callbacks import Checkpoint, Unfreeze
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
 from tests.helpers.cases import slow
-from tests.helpers.models import ADAM, assert_same_bits, awkward_net, state_arrays
+from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, state_arrays
 from tests.helpers.plain_loop import cut, tensor
 from tests.helpers.small_fits import STILL, X, Y, assert_alike, fit, trainer_of
 
@@ -87,6 +87,17 @@ def test_engines_and_resumes_give_the_same_bits(state, shared_local, tmp_path):
     assert [name for name in before if np.array_equal(frozen[name], before[name])] == [
         name for name in before if name.startswith("1.")
     ]
+
+
+def test_gradients_of_what_blocks_unfreeze_are_clipped():
+    """In a round of several epochs each block has a new optimizer, of more parameters."""
+    trainer = trainer_of(
+        workers=1, net=frozen_net, optimizer=SGD, gradients=Gradients(clip_value=1e-6)
+    )
+    merge = Merge(every=0, optimizer_state="reset_blocks")
+    trained = fit(trainer, Unfreeze("0", epoch=1), merge=merge, num_epochs=3)
+    built = state_arrays(frozen_net())["0.weight"]
+    assert 0 < np.abs(trained["0.weight"] - built).max() < 1e-4
 
 
 def test_other_modes_are_another_network(tmp_path):

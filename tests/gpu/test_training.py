@@ -11,7 +11,7 @@ from compss_train.model.devices import random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.worker import gpu_rows
 from compss_train.worker.batches import cut_batches
-from compss_train.worker.batches import prepared as prepared_batches
+from compss_train.worker.preparing import prepared_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Residency
 from tests.helpers.models import (
