@@ -636,6 +636,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         if self._model.fit is None:
             raise RuntimeError("stop was called while no fit is running; call it from a callback")
+        if not isinstance(reason, str):
+            raise TypeError(f"stop({reason!r}): give the reason as a text, such as 'pruned'")
         self._model.fit.stopping.request(reason)
 
     @property

@@ -7,6 +7,7 @@ from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.trackers import MLflow, TensorBoard, WandB
 from compss_train.callbacks.unfreezing import Unfreeze
 from compss_train.training.callback import Callback
+from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Report",
     "RoundLines",
     "TensorBoard",
+    "TrainerProtocol",
     "Unfreeze",
     "WandB",
     "WorkerCallback",

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from compss_train._utils import files, validation
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
@@ -12,9 +12,7 @@ from compss_train.exceptions import BadCheckpointError
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
 from compss_train.training.shared_history import SharedHistory
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.trainer_protocol import TrainerProtocol
 
 
 class Checkpoint(Callback):
@@ -126,7 +124,7 @@ class Checkpoint(Callback):
     def _is_due(self, number: int) -> bool:
         return (number + 1) % self.every == 0
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
@@ -150,7 +148,7 @@ class Checkpoint(Callback):
         # Every other checkpoint shares files, so that damage to one leaves another good one.
         self._histories = deque(SharedHistory() for _ in range(min(2, self.keep)))
 
-    def _own_rounds(self, trainer: "DistributedTrainer") -> set[int]:
+    def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
         """Return the rounds of this run's checkpoints in the folder, including those after a
         resumed round.
         """
@@ -187,7 +185,7 @@ class Checkpoint(Callback):
             if self.best in history[number]:
                 self._is_best(history[number])
 
-    def _check_disk_space(self, trainer: "DistributedTrainer") -> None:
+    def _check_disk_space(self, trainer: TrainerProtocol) -> None:
         """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first
         round.
         """
@@ -206,7 +204,7 @@ class Checkpoint(Callback):
         """Return the folder and the best round, for ``restore(best=True)``."""
         return {"folder": self._name, "best_round": self.best_round}
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Write a checkpoint if it is due or the round is the best."""
         self._is_overdue = self._is_overdue or self._is_due(record["round"])
         if trainer.state_id is not None and (self._is_best(record) or self._is_overdue):
@@ -221,7 +219,7 @@ class Checkpoint(Callback):
         self.best_round = record["round"]
         return True
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the last complete round unless it is written already, and release the lock."""
         number = trainer.history[-1]["round"] if trainer.history else 0
         if (state := trainer.state_id) is not None and self._last_state != state:
@@ -230,11 +228,11 @@ class Checkpoint(Callback):
             self._prune(number)  # a killed program may have written it without pruning
         self._lock.release()
 
-    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Release the lock."""
         self._lock.release()
 
-    def _write(self, trainer: "DistributedTrainer", number: int) -> None:
+    def _write(self, trainer: TrainerProtocol, number: int) -> None:
         previous = self._last_written
         self._last_written = number
         self._last_state = trainer.state_id

@@ -11,15 +11,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from compss_train._utils import files, strict_json, validation
 from compss_train.reports import history, html, records
 from compss_train.training.callback import Callback
 from compss_train.training.stopping import TERMINATED
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.trainer_protocol import TrainerProtocol
 
 
 class _HistoryFile(Callback):
@@ -36,7 +34,7 @@ class _HistoryFile(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
         Raises ``BlockingIOError`` if another fit writes to it, of this program or another one, and
@@ -75,7 +73,7 @@ class _HistoryFile(Callback):
             files.write_atomic(self.path, rest)
         self._writes = True
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Append the round; if the disk is full, or fails, warn once, and write no more of the fit.
 
         Raises ``FileNotFoundError`` if the file or its folder was moved or removed.
@@ -99,11 +97,11 @@ class _HistoryFile(Callback):
         """Rename the file of another run."""
         self.path.rename(path)
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Let others write to the file."""
         self._lock.release()
 
-    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Let others write to the file."""
         self._lock.release()
 
@@ -131,7 +129,7 @@ class JsonLines(_HistoryFile):
 
     prefix: ClassVar[str] = '{"round": '
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Create or check the file, and write the configuration."""
         super().on_fit_start(trainer, total_samples)
         text = strict_json.dumps(trainer.configuration, indent=1)
@@ -161,7 +159,7 @@ class Csv(_HistoryFile):
 
     prefix: ClassVar[str] = "round,"
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Create or check the file, and read its columns."""
         super().on_fit_start(trainer, total_samples)
         with self.path.open(encoding="utf-8", newline="") as file:
@@ -200,7 +198,7 @@ MIN_SECONDS = 5.0
 """Minimum time, in seconds, between two reports."""
 
 
-def status_of(trainer: "DistributedTrainer", error: BaseException | None = None) -> str:
+def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
     """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or
     ``"failed: ..."``.
     """
@@ -235,31 +233,31 @@ class Report(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Write a report without rounds, which checks that the file can be written."""
         files.check_writable(self.path)
         self._write_running(trainer)
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Write the report if it is due."""
         if time.monotonic() >= self._next_report:
             self._write_running(trainer)
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the report."""
         self._write(trainer, status_of(trainer))
 
-    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Write the report with the exception."""
         self._write(trainer, status_of(trainer, error))
 
-    def _write_running(self, trainer: "DistributedTrainer") -> None:
+    def _write_running(self, trainer: TrainerProtocol) -> None:
         start = time.monotonic()
         self._write(trainer, "running")
         now = time.monotonic()
         self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
-    def _write(self, trainer: "DistributedTrainer", status: str) -> None:
+    def _write(self, trainer: TrainerProtocol, status: str) -> None:
         html.write(
             self.path,
             trainer.history,
@@ -299,7 +297,7 @@ class Profile(Callback):
         self._first = 0
         self._written = False
 
-    def check(self, trainer: "DistributedTrainer") -> None:
+    def check(self, trainer: TrainerProtocol) -> None:
         """Raise ``ValueError`` for a worker that does not exist, ``OSError`` if the file cannot be
         written.
         """
@@ -316,7 +314,7 @@ class Profile(Callback):
         """Return the file of the trace."""
         return self.path
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Count the rounds of the fit from here."""
         self._first = len(trainer.history)
         self._written = False
@@ -325,14 +323,14 @@ class Profile(Callback):
         """Return the worker in the traced round, else ``None``."""
         return self.worker if number == self._first + self.round - 1 else None
 
-    def write_trace(self, trainer: "DistributedTrainer", worker: int, trace: bytes) -> None:
+    def write_trace(self, trainer: TrainerProtocol, worker: int, trace: bytes) -> None:
         """Write the trace."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_path(self.path) as temporary:
             temporary.write_bytes(trace if self.path.suffix == ".gz" else gzip.decompress(trace))
         self._written = True
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Warn if the fit has ended without a trace."""
         if not self._written:
             validation.warn_user(

@@ -5,16 +5,14 @@ improves.
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice, check_count, check_non_negative, suggestion
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback
 from compss_train.training.rounds import AVERAGED
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.trainer_protocol import TrainerProtocol
 
 Mode = Literal["min", "max"]
 
@@ -140,7 +138,7 @@ class EarlyStopping(Callback):
         self._parameters: Parameters | None = None
         self._resumed = False
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Reset, as another fit may have other data; or stop a resumed fit that had been
         stopped.
         """
@@ -175,7 +173,7 @@ class EarlyStopping(Callback):
             "parameters": self._parameters,
         }
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit if it has not improved for long enough."""
         value = value_of(record, self.monitor)
         last = self._epoch
@@ -192,11 +190,11 @@ class EarlyStopping(Callback):
             self._waited += 1 if last is None or self._unit == "rounds" else self._epoch - last
         self._stop_if_due(trainer)
 
-    def _stop_if_due(self, trainer: "DistributedTrainer") -> None:
+    def _stop_if_due(self, trainer: TrainerProtocol) -> None:
         if self._waited >= self.patience:
             trainer.stop(f"{self.monitor} has not improved for {self._waited} {self._unit}")
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Restore the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)

@@ -6,16 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from compss_train.reports.formatting import counted
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import AnyCallback, Callback
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.trainer_protocol import TrainerProtocol
 
 _INTERVAL = 0.2
 """Seconds between two moves of a bar within a round."""
@@ -34,7 +32,7 @@ class _Progress(Callback):
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed, and what is worth a line."""
         if trainer.resumed_from is not None:
             left = (
@@ -51,7 +49,7 @@ class _Progress(Callback):
         for remark in remarks:
             self._print(remark)
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
             place = (
@@ -130,7 +128,7 @@ class ProgressBar(_Progress):
     _pending: dict[str, Any] | None = None
     """The newest record of an epoch whose line is not printed yet."""
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Show an empty bar, and that workers are starting."""
         super().on_fit_start(trainer, total_samples)
         self._pending = None
@@ -140,7 +138,7 @@ class ProgressBar(_Progress):
         text = f"starting {counted(trainer.num_workers, 'worker')}"
         self._bar = _Bar(text, total_samples, self._file, trainer.trained_samples)
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
         if self._bar is None:
             return
@@ -167,12 +165,12 @@ class ProgressBar(_Progress):
             tqdm.write(_line(self._pending), file=self._file or _standard_stream())
             self._pending = None
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Close the bar, and print why the fit was stopped, if it was."""
         self._close()
         super().on_fit_end(trainer)
 
-    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Close the bar."""
         self._close()
 
@@ -189,13 +187,13 @@ class RoundLines(_Progress):
     files.
     """
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Print that workers are starting, which may take seconds."""
         super().on_fit_start(trainer, total_samples)
         if total_samples != 0:
             self._print(f"starting {counted(trainer.num_workers, 'worker')}")
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Print the line."""
         self._print(f"round {record['round']}, {_line(record)}")
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from compss_train._utils import imports, strict_json, validation
 from compss_train.callbacks.loggers import status_of
@@ -16,9 +16,7 @@ from compss_train.reports import html
 from compss_train.reports.curves import input_panels
 from compss_train.reports.records import epoch_of, flatten, measured_numbers
 from compss_train.training.callback import Callback
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
+from compss_train.training.trainer_protocol import TrainerProtocol
 
 _RATES = ("samples_per_second", "batches_per_second")
 MOST_PARAMETERS = 100
@@ -59,7 +57,7 @@ class _Tracker(Callback):
         """Continue the run of the fit that is resumed."""
         self.run_id = state["run"]
 
-    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Start a run, or continue an earlier fit's; the tracker's errors are raised."""
         configuration = {
             part: value for part, value in trainer.configuration.items() if part != "details"
@@ -67,7 +65,7 @@ class _Tracker(Callback):
         self.run_id = self._start(configuration, len(trainer.history))
         self._logs = True
 
-    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
         numbers = measured_numbers(record) | {
             name: record[name] for name in _RATES if name in record
@@ -75,7 +73,7 @@ class _Tracker(Callback):
         if self._logs:
             self._try("stops logging this fit", self._log, _tagged(numbers), record)
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Log the final parameters and the report as files, and end the run."""
         if self._logs and self._artifacts:
             self._try(
@@ -83,7 +81,7 @@ class _Tracker(Callback):
             )
         self._try("did not end the run", self._end, True)
 
-    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """End the run as failed."""
         self._try("did not end the run", self._end, False)
 
@@ -100,7 +98,7 @@ class _Tracker(Callback):
                 )
             self._logs = False
 
-    def _log_results(self, trainer: "DistributedTrainer") -> None:
+    def _log_results(self, trainer: TrainerProtocol) -> None:
         with tempfile.TemporaryDirectory() as folder:
             trainer.save(f"{folder}/parameters.safetensors")
             with suppress(ModuleNotFoundError):  # of the extra ``report``
@@ -279,7 +277,7 @@ class TensorBoard(_Tracker):
         self._writer.flush()
         return str(self.folder)
 
-    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Add the picture of the inputs, and end the run."""
         if self._logs:
             self._try("did not draw the inputs", self._draw_inputs, list(trainer.history))

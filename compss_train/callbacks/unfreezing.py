@@ -2,16 +2,12 @@
 has settled.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from compss_train._utils.validation import check_count, check_non_negative
 from compss_train.model.optimizers import JoinedOptimizer, matches
+from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
-
-if TYPE_CHECKING:
-    from compss_train.trainer import DistributedTrainer
 
 
 class Unfreeze(WorkerCallback):
@@ -40,7 +36,7 @@ class Unfreeze(WorkerCallback):
         self.epoch = check_count("epoch", epoch, least=0)
         self.factor = check_non_negative("factor", factor)
 
-    def check(self, trainer: "DistributedTrainer") -> None:
+    def check(self, trainer: TrainerProtocol) -> None:
         """Raise ``ValueError`` if no frozen parameter matches the pattern."""
         frozen = [
             name

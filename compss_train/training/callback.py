@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 from compss_train._utils import files, validation
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.build_arguments import check_picklable
+from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.worker.callbacks import WorkerCallback, numbered
 
 
@@ -22,7 +23,7 @@ class Callback:
     fit and names the callback; ``trainer.stop(reason)`` ends the fit cleanly.
 
     ``trainer`` is the ``DistributedTrainer``. It is typed as ``Any`` here, so that an override may
-    annotate it with ``DistributedTrainer``.
+    annotate it with that class, or as the callbacks of this package do with ``TrainerProtocol``.
     """
 
     keeps_state: ClassVar[bool] = False
@@ -110,7 +111,9 @@ class CallbackList:
     ``ValueError`` for callbacks that the fit cannot use.
     """
 
-    def __init__(self, callbacks: Sequence[AnyCallback], trainer: Any, **records: bool) -> None:
+    def __init__(
+        self, callbacks: Sequence[AnyCallback], trainer: TrainerProtocol, **records: bool
+    ) -> None:
         own = (each for each in callbacks if isinstance(each, Callback))
         self.callbacks = tuple(sorted(own, key=lambda callback: callback.keeps_state))
         self.in_workers = tuple(each for each in callbacks if isinstance(each, WorkerCallback))

@@ -62,7 +62,9 @@ class Stopping:
         """Why the fit must stop, or ``None`` if it need not."""
         if self._terminated:
             return SIGTERM
-        return self._reason or (MAX_TIME if self.urgent else None)
+        if self._reason is None and self.urgent:
+            return MAX_TIME
+        return self._reason
 
     @property
     def urgent(self) -> bool:
@@ -71,7 +73,8 @@ class Stopping:
 
     def request(self, reason: str) -> None:
         """Make the fit stop; the first reason counts."""
-        self._reason = self._reason or reason
+        if self._reason is None:
+            self._reason = reason
 
     def after_round(self, seconds: float) -> None:
         """Record the duration of a round, and stop if another one would exceed the time limit."""

@@ -86,6 +86,21 @@ def test_it_may_stop_in_any_hook(any_engine, hook):
     assert_alike(stopped, other)
 
 
+def test_a_fit_stops_whatever_the_reason_says(raises):
+    """Also for an empty one; the first of several counts."""
+
+    def stop(trainer):
+        trainer.stop("")
+        trainer.stop("later")
+        assert trainer.stopping == ""
+
+    stopped = trainer_of()
+    fit(stopped, CallAt("round_end", stop))
+    assert (len(stopped.history), stopped.stopped) == (1, "")
+    with raises(TypeError, "stop(None): give the reason as a text"):
+        fit(trainer_of(), CallAt("round_end", lambda trainer: trainer.stop(None)))
+
+
 @pytest.mark.parametrize(
     ("merge", "stop"),
     each_value(

@@ -306,7 +306,7 @@ class _FolderSetup(callbacks.Callback):
         self._run = run
         self.lock = files.FolderLock(run.folder.path)
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: callbacks.TrainerProtocol, total_samples: int | None) -> None:
         """Create and lock the folder; remove the files of an earlier run unless it is resumed."""
         folder = self._run.folder
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -336,7 +336,7 @@ class _RunFiles(callbacks.JsonLines):
         super().__init__(run.folder.history)
         self._run = run
 
-    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: callbacks.TrainerProtocol, total_samples: int | None) -> None:
         """Write the run file and the rounds that are already complete; remove outdated
         parameters.
         """
@@ -351,12 +351,12 @@ class _RunFiles(callbacks.JsonLines):
         folder.write_state(run_files.RUNNING)
         self.started = True
 
-    def on_fit_end(self, trainer: DistributedTrainer) -> None:
+    def on_fit_end(self, trainer: callbacks.TrainerProtocol) -> None:
         """Record that the run is complete, or why it has stopped."""
         super().on_fit_end(trainer)
         self.status = loggers.status_of(trainer)
 
-    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
+    def on_exception(self, trainer: callbacks.TrainerProtocol, error: BaseException) -> None:
         """Record the exception."""
         super().on_exception(trainer, error)
         self.status = loggers.status_of(trainer, error)
