@@ -1,10 +1,10 @@
 """Samplers: partial shuffles of samples in many files."""
 
-from compss_train.samplers.partial import (
+from compss_train.samplers.by_file import (
     DistributedSamplerViaLocallyShuffle,
     DistributedSamplerViaLocallyShuffleV2,
-    PartialShuffleSampler,
 )
+from compss_train.samplers.partial import PartialShuffleSampler
 from compss_train.samplers.pools import PartialShuffle
 
 __all__ = [

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,12 @@ class FileRows(NamedTuple):
     missing: NDArray[np.intp] = NO_ROWS
     """The places of rows that could not be read, and are skipped; their values mean nothing."""
 
+    def cut(self, start: int, stop: int) -> Self:
+        """Return the rows from ``start`` to ``stop``."""
+        arrays = {key: array[start:stop] for key, array in self.arrays.items()}
+        inside = (start <= self.missing) & (self.missing < stop)
+        return self._replace(arrays=arrays, missing=self.missing[inside] - start)
+
 
 _Loaded: TypeAlias = tuple[FileRows | None, bool]
 """The rows of a file (``None`` if it is skipped), and whether they came from the cache."""
@@ -51,13 +57,12 @@ class FileReads:
 
 
 class FileLoader:
-    """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer``
-    files in memory.
+    """Reads row ranges of files in threads, with at most ``file_buffer`` files in memory.
 
-    An invalid file raises a ``BadFileError`` in place of its rows. If ``part.skip`` is set,
-    ``None`` is yielded instead, or what can be read of it, such as other images of a folder, and
-    ``skipped`` has the reasons. With ``part.cache``, files are read whole and kept in the cache,
-    unless some rows are skipped.
+    There are ``part.threads`` threads. An invalid file raises a ``BadFileError`` in place of its
+    rows. If ``part.skip`` is set, ``None`` is yielded instead, or what can be read of it, such as
+    other images of a folder, and ``skipped`` has the reasons. With ``part.cache``, files are read
+    whole and kept in the cache, unless some rows are skipped.
 
     Raises ``ValueError`` if there are too many threads for ``file_buffer``.
     """
@@ -67,14 +72,17 @@ class FileLoader:
         self._part = part
         self._file_buffer = file_buffer
         self._level = logging.INFO if debug else logging.DEBUG
-        self._held: list[int] = []  # as many numbers as files that are in memory or being read
+        self._held: list[int] = []
+        """As many numbers as files that are in memory or being read."""
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
+        """The reasons why files were skipped."""
 
     @contextmanager
     def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[FileRows | None]]:
-        """Open an iterator over the rows of each range; the consumer must release rows before it
-        takes the next.
+        """Open an iterator over the rows of each range.
+
+        The consumer must release rows before it takes the next.
         """
         self._held.clear()
         if self._file_buffer == 1:
@@ -88,9 +96,7 @@ class FileLoader:
     def _measured(
         self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
     ) -> Iterator[FileRows | None]:
-        """Iterate over loaded files; count those that were ready, and measure the time spent
-        waiting.
-        """
+        """Iterate over loaded files, and count those that were ready and the time spent waiting."""
         while True:
             was_ready = ahead is not None and ahead.ready
             began = time.perf_counter()
@@ -110,41 +116,40 @@ class FileLoader:
             del rows
             del self._held[-1:]  # which another iteration may have emptied
 
-    def _load(self, item: RowRange) -> _Loaded:
-        """Read the rows of a range."""
-        self._held.append(item.file)
+    def _load(self, row_range: RowRange) -> _Loaded:
+        """Read the rows of a range, or take them from the cache."""
+        self._held.append(row_range.file)
         self.reads.most_held = max(self.reads.most_held, len(self._held))
-        block = self._part.blocks[item.file]
-        _LOG.log(self._level, "rows %d to %d of %s", item.start, item.stop, block.path)
+        start = row_range.start
+        stop = row_range.stop
+        block = self._part.blocks[row_range.file]
+        _LOG.log(self._level, "rows %d to %d of %s", start, stop, block.path)
         try:
-            entry = self._part.cache_entry(item.file)
+            entry = self._part.cache_entry(row_range.file)
             if entry is None:
-                return self._read(item), False
-            kept = entry.load()
-            rows = (
-                self._read(RowRange(item.file, 0, block.rows)) if kept is None else FileRows(kept)
-            )
-            if rows is None:
+                return self._read(row_range), False
+            cached = entry.load()
+            if cached is not None:
+                return FileRows(cached).cut(start, stop), True
+            whole = self._read(RowRange(row_range.file, 0, block.rows))
+            if whole is None:
                 return None, False
-            if kept is None and not len(rows.missing):
-                entry.store(rows.arrays)
-            own = (
-                rows.missing[(item.start <= rows.missing) & (rows.missing < item.stop)] - item.start
-            )
-            arrays = {key: array[item.start : item.stop] for key, array in rows.arrays.items()}
-            return FileRows(arrays, own), kept is not None
+            if not len(whole.missing):
+                entry.store(whole.arrays)
+            return whole.cut(start, stop), False
         except BadFileError as error:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
             return None, False
 
-    def _read(self, item: RowRange) -> FileRows | None:
-        arrays, bad = self._part.read_good(item)
-        self.skipped |= {error.file: error.reason for error in bad.values()}
-        return (
-            FileRows(arrays, np.fromiter(bad, np.intp)) if not bad or len(bad) < len(item) else None
-        )
+    def _read(self, row_range: RowRange) -> FileRows | None:
+        """Return the rows of a range that can be read, or ``None`` if there are none."""
+        arrays, errors = self._part.read_good(row_range)
+        self.skipped |= {error.file: error.reason for error in errors.values()}
+        if errors and len(errors) == len(row_range):
+            return None
+        return FileRows(arrays, np.fromiter(errors, np.intp))
 
 
 def check_threads(threads: int, file_buffer: int) -> None:

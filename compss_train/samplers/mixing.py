@@ -40,13 +40,12 @@ def shuffled_batches(
     start: int = 0,
     store: "SlotStore | None" = None,
 ) -> Iterator[Rows | None]:
-    """Iterate over batches of samples that are read in chunks (files or parts of files), each
-    sample once.
+    """Iterate over batches of samples that are read chunk by chunk, each sample once.
 
     Parameters
     ----------
     chunk_sizes:
-        Number of samples in each chunk.
+        Number of samples in each chunk, which is a file or a part of one.
     open_chunks:
         Reads some of the chunks, by number.
     pools:
@@ -65,9 +64,11 @@ def shuffled_batches(
     plan = SlotPlan(int(bounds[-1]), pools, random, start)
     samples, slots = plan.held_by_arrival()
     held = np.searchsorted(bounds, samples, side="right") - 1
-    unread = np.arange(np.searchsorted(bounds, plan.arrived, side="right") - 1, len(chunk_sizes))
+    first_unread = np.searchsorted(bounds, plan.arrived, side="right") - 1
+    unread = np.arange(first_unread, len(chunk_sizes))
     numbers: list[int] = np.union1d(held, unread).tolist()
-    store = SlotStore() if store is None else store
+    if store is None:
+        store = SlotStore()
     store.reset(len(plan.held))
     with open_chunks(numbers) as chunks:
         filler = _SlotFiller(bounds, iter(numbers), chunks, store)
@@ -79,8 +80,10 @@ def shuffled_batches(
                 if not len(drawn):
                     filler.put(*plan.refill())
                     drawn = plan.draw(_REFILL)
-                parts.append(store.read(drawn[:size]))
-                size, drawn = size - len(drawn[:size]), drawn[size:]
+                batch_slots = drawn[:size]
+                parts.append(store.read(batch_slots))
+                drawn = drawn[size:]
+                size -= len(batch_slots)
             yield concatenate_rows(parts)
 
 
@@ -101,7 +104,11 @@ class _SlotFiller:
         self._chunks = chunks
         self._chunk: SampleBatch | None = None
         self._missing: Numbers = np.empty(0, np.intp)
-        self._first = self._stop = 0  # samples in the chunk
+        """The places in the chunk of rows that could not be read."""
+        self._first = 0
+        """The number of the chunk's first sample."""
+        self._stop = 0
+        """The number of the first sample after it."""
 
     def put(self, samples: Numbers, slots: Numbers) -> None:
         """Write samples to these slots; sample numbers must ascend from call to call."""
@@ -128,10 +135,10 @@ class _SlotFiller:
 
 
 class SlotStore:
-    """Stores rows in slots. Memory is allocated when the first rows are written, and reused after
-    ``reset``.
+    """Stores rows in slots, in memory that is reused after ``reset``.
 
-    Allocating it again for each epoch can take as long as reading the files.
+    It is allocated when the first rows are written. Allocating it again for each epoch can take as
+    long as reading the files.
     """
 
     def __init__(self) -> None:
@@ -159,9 +166,14 @@ class SlotStore:
         self._missing[slots] = True
 
     def read(self, slots: Numbers) -> Rows | None:
-        """Return a copy of the rows in these slots, without the samples that could not be read."""
+        """Return a copy of the rows in these slots, without the samples that could not be read.
+
+        ``None`` if there are no others.
+        """
         slots = slots[~self._missing[slots]]
-        return self._storage.read(slots) if self._storage is not None and len(slots) else None
+        if self._storage is None or not len(slots):
+            return None
+        return self._storage.read(slots)
 
 
 def concatenate_rows(parts: Sequence[Rows | None]) -> Rows | None:

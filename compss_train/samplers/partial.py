@@ -1,25 +1,16 @@
-"""``PartialShuffleSampler``: batches of samples from many files, read sequentially and shuffled in
-pools.
-
-The other samplers are drop-in replacements for those of
-microsoft/PartiallyShuffleDistributedSampler that run on current PyTorch.
-"""
+"""``PartialShuffleSampler``: batches of samples from many files, read in turn and shuffled."""
 
 import hashlib
 import json
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, wraps
-from types import FrameType
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from compss_train._utils.private_names import fetched_ahead
 from compss_train._utils.validation import check_choice, check_count, check_seed, warn_user
 from compss_train.data.files import FileDataset
 from compss_train.data.order import (
@@ -29,6 +20,7 @@ from compss_train.data.order import (
     rows_of_rank,
 )
 from compss_train.data.readers import Arrays, CustomReader, Reader
+from compss_train.samplers.iteration import Iteration, Steps
 from compss_train.samplers.loader import FileLoader, FileReads, FileRows
 from compss_train.samplers.mixing import Chunk, SlotStore, shuffled_batches
 from compss_train.samplers.pools import PartialShuffle, Pools
@@ -40,8 +32,8 @@ class PartialShuffleSampler(Sampler[Any]):
     In every epoch the files are reordered and split into ``ceil(samples / num_replicas)`` samples
     per rank. A rank reads its share file by file, a few files ahead, and shuffles the samples in
     one or two pools. The order depends only on the seed, the epoch and the position. To give all
-    ranks the same number of samples, up to ``num_replicas
-    - 1`` samples are used twice, or dropped with ``drop_last``.
+    ranks the same number of samples, fewer than ``num_replicas`` samples are used twice, or dropped
+    with ``drop_last``.
 
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
@@ -115,17 +107,7 @@ class PartialShuffleSampler(Sampler[Any]):
         *,
         pools: int = 1,
     ) -> None:
-        is_distributed = dist.is_available() and dist.is_initialized()
-        group = (dist.get_world_size(), dist.get_rank()) if is_distributed else (1, 0)
-        self.num_replicas = check_count(
-            "num_replicas", group[0] if num_replicas is None else num_replicas
-        )
-        self.rank = check_count("rank", group[1] if rank is None else rank, least=0)
-        if self.rank >= self.num_replicas:
-            raise ValueError(
-                f"rank={self.rank}, num_replicas={self.num_replicas}: give a rank from 0 to "
-                f"{self.num_replicas - 1}"
-            )
+        self.num_replicas, self.rank = _checked_ranks(num_replicas, rank)
         check_choice("shuffle", shuffle, (True, False))
         check_choice("drop_last", drop_last, (True, False))
         self.shuffle = shuffle
@@ -143,10 +125,9 @@ class PartialShuffleSampler(Sampler[Any]):
                 f"{self.total_size} samples; remove total_size, or check whether files are "
                 "missing"
             )
-        pool_size = (
-            None if shuffle_buffer is None else check_count("shuffle_buffer", shuffle_buffer)
-        )
-        self.pools = PartialShuffle(pool_size, pools).of_blocks(self.files.sizes)
+        if shuffle_buffer is not None:
+            check_count("shuffle_buffer", shuffle_buffer)
+        self.pools = PartialShuffle(shuffle_buffer, pools).of_blocks(self.files.sizes)
         self.num_samples = rows_of_rank(self.total_size, self.num_replicas, drop_last=drop_last)
         if not self.num_samples:
             raise ValueError(
@@ -156,10 +137,12 @@ class PartialShuffleSampler(Sampler[Any]):
         self._loader = FileLoader(
             self.files.part(range(len(self.files.files))), file_buffer, debug=debug
         )
-        self._store: SlotStore | None = None  # its memory is reused in the next epoch
+        self._store: SlotStore | None = None
+        """The pools of the last iteration, whose memory the next one reuses."""
         self.epoch = 0
-        self._start = 0  # first batch of the next iteration
-        self._steps = _Steps(0)
+        self._start = 0
+        """The first batch of the next iteration."""
+        self._steps = Steps(0)
 
     @property
     def num_batches(self) -> int:
@@ -192,9 +175,7 @@ class PartialShuffleSampler(Sampler[Any]):
         self.epoch = epoch
 
     def find_ckpt_position(self, step: int) -> None:
-        """Start the next iteration after ``step`` batches of the epoch, with exactly the remaining
-        batches.
-        """
+        """Start the next iteration after ``step`` batches of the epoch: it yields all others."""
         self._start_at(self._checked_step(step))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
@@ -231,11 +212,10 @@ class PartialShuffleSampler(Sampler[Any]):
 
     def _start_at(self, step: int) -> None:
         self._start = step
-        self._steps = _Steps(step)
+        self._steps = Steps(step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another sampler stopped; the next iteration yields exactly its remaining
-        batches.
+        """Continue where another sampler stopped: the next iteration yields its remaining batches.
 
         Raises ``ValueError`` if the files, their sizes, the ranks or the options differ, and with
         them the order.
@@ -256,24 +236,26 @@ class PartialShuffleSampler(Sampler[Any]):
 
     @cached_property
     def _fingerprint(self) -> str:
-        order = (
+        """What the order of the samples depends on, as a hash."""
+        names = [name.rpartition("/")[2] for name in self.files.files]
+        order = [
+            names,
             self.files.sizes,
             self.seed,
             self.batch_size,
             self.shuffle,
             *self.pools,
             self.drop_last,
-        )
-        names = [name.rpartition("/")[2] for name in self.files.files]
-        return hashlib.sha256(
-            json.dumps([names, *order, self.rank, self.num_replicas]).encode()
-        ).hexdigest()[:16]
+            self.rank,
+            self.num_replicas,
+        ]
+        return hashlib.sha256(json.dumps(order).encode()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
-        return _Iteration(self._remaining)
+        return Iteration(self._remaining)
 
-    def _remaining(self, steps: "_Steps") -> Iterator[Any]:
+    def _remaining(self, steps: Steps) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, and count them in ``steps``."""
         start = self._start
         self._start = 0
@@ -281,9 +263,8 @@ class PartialShuffleSampler(Sampler[Any]):
         steps.begin(start)
         if hasattr(self.dataset, "reset"):
             self.dataset.reset()
-        # used by one iteration at a time
         store = self._store or SlotStore()
-        self._store = None
+        self._store = None  # so that no other iteration uses it
         for step, batch in enumerate(self._batches(start, store), start):
             steps.requested = step + 1
             if batch is not None:
@@ -297,32 +278,39 @@ class PartialShuffleSampler(Sampler[Any]):
         self._store = store
 
     def _batches(self, start: int, store: SlotStore) -> Iterator[Any]:
-        """Iterate over the batches of an epoch; without shuffling, the pools only cut the rows into
-        batches.
-        """
-        ranks = (self.num_replicas, self.rank)
-        options = {"shuffle": self.shuffle, "drop_last": self.drop_last}
-        row_ranges = rank_row_ranges(self.files.sizes, *ranks, self.seed, self.epoch, **options)
-        random = None
-        pools = Pools(self.batch_size)
+        """Iterate over the batches of an epoch."""
+        row_ranges = rank_row_ranges(
+            self.files.sizes,
+            self.num_replicas,
+            self.rank,
+            self.seed,
+            self.epoch,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+        )
         if self.shuffle:
             random = partial_shuffle_generator(self.seed, self.epoch, *row_ranges[0].origin)
             pools = self.pools
+        else:
+            random = None
+            pools = Pools(self.batch_size)  # which only cuts the rows into batches
 
         @contextmanager
         def open_chunks(numbers: Sequence[int]) -> Iterator[Iterator[Any]]:
             selected = [row_ranges[number] for number in numbers]
-            with self._loader.open(selected) as arrays:
-                yield map(self._chunk, selected, arrays)
+            with self._loader.open(selected) as rows_of_files:
+                yield map(self._chunk, selected, rows_of_files)
 
         first = min(start * self.batch_size, self.num_samples)
-        starts = range(first, self.num_samples, self.batch_size)
+        first_samples = range(first, self.num_samples, self.batch_size)
         return shuffled_batches(
             [len(row_range) for row_range in row_ranges],
             open_chunks,
             pools=pools,
             random=random,
-            batch_sizes=[min(self.batch_size, self.num_samples - start) for start in starts],
+            batch_sizes=[
+                min(self.batch_size, self.num_samples - sample) for sample in first_samples
+            ],
             start=first,
             store=store,
         )
@@ -331,9 +319,7 @@ class PartialShuffleSampler(Sampler[Any]):
         return None if rows is None else (self._prepare(row_range, rows.arrays), rows.missing)
 
     def _prepare(self, row_range: RowRange, arrays: Arrays) -> Any:
-        """Return the arrays, or a tuple that includes them, to be shuffled for the rows of a
-        range.
-        """
+        """Return what is shuffled of the rows of a range: the arrays, or a tuple with them."""
         return arrays
 
     def _converted(self, batch: Any) -> Any:
@@ -341,124 +327,41 @@ class PartialShuffleSampler(Sampler[Any]):
         return batch
 
 
-class _Steps:
-    """Where an iteration is in its epoch, in batches: those that were requested, and those that the
-    loop received.
-
-    A ``DataLoader`` with processes requests a fixed number of batches first, and then another one
-    with each batch that it returns, also after the last one.
-    """
-
-    def __init__(self, start: int, ahead: int = 0, *, is_uncertain: bool = False) -> None:
-        self.is_uncertain = is_uncertain
-        """Whether batches were fetched ahead, and nobody knows which of them were received."""
-        self._recent = deque([start] * (ahead + 1), ahead + 1)
-        """``requested`` after the last requests, those that are fetched ahead and the one
-        before.
-        """
-        self.requested = start
-
-    @classmethod
-    def of_loader(cls, frame: FrameType) -> "_Steps":
-        """Return the steps of an iteration that a frame, perhaps a ``DataLoader``'s, begins."""
-        is_direct = True
-        caller = frame
-        while (loader := fetched_ahead(caller.f_locals.get("self"))) is None:
-            if caller.f_back is None:
-                return cls(0)
-            is_direct = False
-            caller = caller.f_back
-        ahead, in_order = loader
-        is_known = is_direct and in_order
-        return cls(0, ahead if is_known else 0, is_uncertain=ahead > 0 and not is_known)
-
-    def begin(self, start: int) -> None:
-        """Begin at this batch of the epoch."""
-        self.requested = start
-        self._recent.extend([start] * len(self._recent))
-
-    def note_request(self) -> None:
-        """Note that a request has been answered, if only with the end of the epoch."""
-        self._recent.append(self.requested)
-
-    @property
-    def received(self) -> int:
-        """Number of the epoch's batches that the loop has received, and those before its start."""
-        return self._recent[0]
-
-
-class _Iteration(Iterator[Any]):
-    """An iteration, which begins with the first request: a ``DataLoader`` makes iterators that it
-    does not use.
-    """
-
-    def __init__(self, begin: Callable[[_Steps], Iterator[Any]]) -> None:
-        self._begin = begin
-        self._batches: Iterator[Any] | None = None
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            self._steps = _Steps.of_loader(sys._getframe(1))
-            self._batches = self._begin(self._steps)
-        try:
-            return next(self._batches)
-        finally:
-            self._steps.note_request()
+def _checked_ranks(num_ranks: int | None, rank: int | None) -> tuple[int, int]:
+    """Return the number of ranks, and of this rank; by default those of ``torch.distributed``."""
+    is_distributed = dist.is_available() and dist.is_initialized()
+    if num_ranks is None:
+        num_ranks = dist.get_world_size() if is_distributed else 1
+    if rank is None:
+        rank = dist.get_rank() if is_distributed else 0
+    num_ranks = check_count("num_replicas", num_ranks)
+    rank = check_count("rank", rank, least=0)
+    if rank >= num_ranks:
+        raise ValueError(
+            f"rank={rank}, num_replicas={num_ranks}: give a rank from 0 to {num_ranks - 1}"
+        )
+    return num_ranks, rank
 
 
 def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
-    """Return a data set with the options that are not ``None``; a ``FileDataset`` already has its
-    own.
+    """Return a ``FileDataset`` with the options that are not ``None``.
+
+    Raises ``ValueError`` if the data set is one that has other options.
     """
-    given = {name: option for name, option in options.items() if option is not None}
+    options = {name: option for name, option in options.items() if option is not None}
     if isinstance(dataset, FileDataset):
-        reader = (
-            dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
-        )
-        own = {"reader": reader, "files_len": dataset.files_len}
-        if others := [name for name, option in given.items() if option != own.get(name)]:
-            raise ValueError(
-                f"{others[0]}= is an option of the files: give FileDataset(files, {others[0]}=...)"
-            )
+        reader: Reader | Callable[..., Any] = dataset.reader
+        if isinstance(reader, CustomReader):
+            reader = reader.function
+        present = {"reader": reader, "files_len": dataset.files_len}
+        for name, option in options.items():
+            if option != present.get(name):
+                raise ValueError(
+                    f"{name}= is an option of the files: give FileDataset(files, {name}=...)"
+                )
         return dataset
     if not hasattr(dataset, "files"):
         raise TypeError(
             f"a {type(dataset).__name__} has no list of files in .files; give a FileDataset(files)"
         )
-    return FileDataset(list(dataset.files), **given)
-
-
-class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
-    """A ``PartialShuffleSampler`` with one pool that yields batches like the original class of this
-    name.
-
-    A batch is ``[list of dicts of arrays, None, list of files]``: its samples are grouped by file,
-    and files are in the order of their first samples. ``len`` is the number of samples of the rank;
-    ``seed`` and ``drop_last`` are those of torch's ``DistributedSampler``. Files whose arrays,
-    shapes or dtypes differ from those of the first file raise an error, as do wrong ``files_len``
-    and ``total_size``.
-    """
-
-    def __len__(self) -> int:
-        """Return the number of samples of this rank."""
-        return self.num_samples
-
-    def _prepare(self, row_range: RowRange, arrays: Arrays) -> Any:
-        return arrays, np.full(len(row_range), row_range.file)
-
-    def _converted(self, batch: Any) -> list[Any]:
-        arrays, files = batch
-        numbers = list(dict.fromkeys(files.tolist()))
-        rows = [np.flatnonzero(files == number) for number in numbers]
-        parts = [{key: array[chosen] for key, array in arrays.items()} for chosen in rows]
-        return [parts, None, [self.files.files[number] for number in numbers]]
-
-
-class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle):
-    """A ``DistributedSamplerViaLocallyShuffle`` with two pools; it takes the same arguments except
-    ``pools``.
-    """
-
-    @wraps(DistributedSamplerViaLocallyShuffle.__init__)  # type: ignore[misc]
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options, pools=2)
+    return FileDataset(list(dataset.files), **options)

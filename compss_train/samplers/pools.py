@@ -1,9 +1,8 @@
-"""Partial shuffles: orders in which samples move by about the size of a pool, so that files are
-read sequentially.
+"""Partial shuffles: orders in which samples move by about the size of a pool.
 
-With one pool, each run of consecutive samples that fills the pool is permuted. With two pools,
-samples are drawn at random from the first pool and replaced by those of the next permuted run, so
-they move further.
+Files can therefore be read sequentially. With one pool, each run of consecutive samples that fills
+the pool is permuted. With two pools, samples are drawn at random from the first pool and replaced
+by those of the next permuted run, so they move further.
 
 Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 """
@@ -35,8 +34,7 @@ class Pools(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialShuffle:
-    """Reads blocks or files sequentially and mixes their samples in pools; for
-    ``fit(shuffle=...)``.
+    """Reads blocks or files in turn, and mixes their samples in pools: ``fit(shuffle=...)``.
 
     In every epoch the blocks are reordered and split into equal shares, one for each worker. See
     ``PartialShuffleSampler`` for the pools, which are emptied at the end of an epoch and before
@@ -65,8 +63,7 @@ class PartialShuffle:
 
 
 class SlotPlan:
-    """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that
-    order on.
+    """The slots of all samples in the order of a partial shuffle, from sample ``start`` on.
 
     There are as many slots as samples in the pools. Samples 0, 1, 2, ... start in slots 0, 1, 2,
     ... Each later sample takes the slot that was freed first, so that it can be written to a slot
@@ -84,7 +81,10 @@ class SlotPlan:
         self._pools = pools
         self._random = random
         self._runs = self._slots_in_order()
-        self._run = self._drawn = np.empty(0, np.int64)
+        self._run: Numbers = np.empty(0, np.int64)
+        """What is left of the run that is drawn."""
+        self._drawn: Numbers = np.empty(0, np.int64)
+        """The slots of the last draw, until they are refilled."""
         self.held: Numbers = np.arange(min(pools.capacity, samples))
         """The sample in each slot at the start, -1 for an empty slot."""
         self.arrived = len(self.held)
@@ -100,7 +100,8 @@ class SlotPlan:
         """Return the slots of the next samples in order, at most ``number`` slots."""
         if not len(self._run):
             self._run = next(self._runs)
-        self._drawn, self._run = self._run[:number], self._run[number:]
+        self._drawn = self._run[:number]
+        self._run = self._run[number:]
         return self._drawn
 
     def refill(self) -> tuple[Numbers, Numbers]:
@@ -141,8 +142,7 @@ class SlotPlan:
 
 
 def exchange(pool: Numbers, arriving: Numbers, indices: Numbers) -> Numbers:
-    """Replace the pool's numbers at ``indices``, in turn, by the arriving ones; return those
-    replaced.
+    """Replace the pool's numbers at ``indices`` by the arriving ones; return those replaced.
 
     Changes ``pool``. If an index occurs again, the number that arrived there before is returned.
     All indices are handled at once instead of one by one.
