@@ -27,10 +27,13 @@ from compss_train.exceptions import DivergedError, SimulationError
 from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
-from compss_train.online import events, records, saves, sources, worker_task, workers
+from compss_train.online import events, records, saves, sources, workers
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
 from compss_train.online.inputs import FAILED, Inputs
+from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, Simulations
+from compss_train.online.stream_router import StreamRouter
+from compss_train.online.worker_messages import EndReception, Stop
 from compss_train.training import build_arguments, checkpoints, description, resuming, rounds
 from compss_train.training.checkpoints import Checkpoint, Study
 from compss_train.training.data_source import DataSource
@@ -250,7 +253,7 @@ class EventLoop:
             # Finds mismatches before other tasks start.
             evaluation.start(model.parameters, notify=False)
             evaluation.result(measures)
-        self._job = job = worker_task.OnlineJob(
+        self._job = job = OnlineJob(
             coordinator=self._server.address,
             key=new_token(),
             host=simulations.host,
@@ -271,7 +274,7 @@ class EventLoop:
         self._workers = workers.Workers(
             session, job, reports, folder, () if study is None else study.workers
         )
-        self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
+        self._router = StreamRouter(self._workers.all, job.key, paired=job.paired)
         self._router.next_number = simulations.first_sender(options.buffer)
         self._inputs = fit.inputs
         if sampler is not None:
@@ -422,13 +425,15 @@ class EventLoop:
             self.stopped = self._stopping.reason
             if not self._saves_before_stop():
                 self._gave_up = self._last_save is None  # workers that end are at no cut
-                self._workers.broadcast("stop")
+                self._workers.broadcast(Stop())
         self._save_if_due()
         self._runs.check(self.recorder.reports.received)
         if self._runs.all_ended and self._senders.all_ended:
             self._senders.closed = True
-            self._workers.broadcast("end_reception")
-        self.recorder.update(self._counts(), saving=self._is_due or self._workers.asked is not None)
+            self._workers.broadcast(EndReception())
+        self.recorder.update(
+            self._counts(), saving=self._is_due or self._workers.saving is not None
+        )
 
     def _counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations, other programs that send
@@ -461,7 +466,7 @@ class EventLoop:
         part in it.
         """
         stops = self.stopped is not None
-        if self._workers.asked is None:
+        if self._workers.saving is None:
             self._runs.forget_given_up()
         if self._last_save is not None or self._gave_up:
             return
@@ -488,7 +493,8 @@ class EventLoop:
         """
         parameters = self.pull() if self._keeps_saves else {}
         server = self._shared.save() if self._keeps_saves else None
-        waited = self._workers.seconds_waited
+        saving = self._workers.saving
+        waited = 0.0 if saving is None else saving.seconds_waited
         if not stops:
             self._workers.go_on()
         is_stored = self._workers.store()

@@ -13,25 +13,13 @@ from compss_train.engines import Ref
 from compss_train.model.metrics import Measured, Measures
 from compss_train.model.parameters import Parameters
 from compss_train.net import Address
+from compss_train.online.worker_messages import WorkerReport
 from compss_train.reports.records import Record, per_second
 from compss_train.training.callback import CallbackList
 from compss_train.training.checkpoints import Study
 from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.trained_model import TrainedModel
-
-
-@dataclass(kw_only=True, eq=False)
-class WorkerReport(Measured):
-    """What a worker has measured since its last report, and the state of its buffer."""
-
-    held: int = 0
-    """Samples in the buffer."""
-    unseen: int = 0
-    put: int = 0
-    got: int = 0
-    waited: float = 0.0
-    """Seconds that it has waited for samples since its last report."""
 
 
 @dataclass(kw_only=True)

@@ -15,11 +15,12 @@ from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
 from compss_train.online.events import ConnectedTask
 from compss_train.online.inputs import BEGUN, Inputs, shown
+from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
 from compss_train.online.stream import number_in
-from compss_train.online.worker_task import OnlineJob
-from compss_train.online.workers import StreamRouter, Worker
+from compss_train.online.stream_router import StreamRouter
+from compss_train.online.workers import Worker
 
 REPORT_SECONDS = 3.0
 """Seconds after which workers have reported the samples received so far."""

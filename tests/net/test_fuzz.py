@@ -24,11 +24,13 @@ from compss_train.exceptions import SimulationError, TrainingEndedError, WorkerL
 from compss_train.model.saved_state import encode_value
 from compss_train.net import Address
 from compss_train.net.sockets import LOOPBACK
-from compss_train.online import records, sources, worker_task, workers
+from compss_train.online import records, sources, workers
 from compss_train.online.events import EventServer
 from compss_train.online.fitting import EventLoop
 from compss_train.online.inputs import Inputs
+from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, online_merge
+from compss_train.online.stream_router import StreamRouter
 from compss_train.parameter_server import connect, serve
 from compss_train.training.training_state import NOTHING_KEPT
 from tests.buffers.kinds import Thread, make
@@ -281,11 +283,11 @@ class FitOfNobody(EventLoop):
             "options": options,
             "seed": 0,
         }
-        self._job = job = worker_task.OnlineJob(coordinator=coordinator, key=KEY, **shared)
+        self._job = job = OnlineJob(coordinator=coordinator, key=KEY, **shared)
         reports = records.Reports(2, None)
         self.recorder = SimpleNamespace(reports=reports, complete=lambda: None)
         self._workers = workers.Workers(session, job, reports, Path(folder))
-        self._router = workers.StreamRouter(self._workers.all, KEY, paired=False)
+        self._router = StreamRouter(self._workers.all, KEY, paired=False)
         simulations = Simulations(
             print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
         )

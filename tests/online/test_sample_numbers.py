@@ -16,9 +16,9 @@ from torch import nn
 from compss_train import BufferSpec, SampleSender
 from compss_train.buffers import TimeStep
 from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import UNCOUNTED
 from compss_train.online.receiver import NUMBERS
-from compss_train.online.worker_task import OnlineJob
 from tests.buffers.kinds import ALL, PLAIN, STEPS, Thread, make
 from tests.net.plain_clients import no_threads_left
 from tests.online.fits import build_trainer, fit_online

@@ -16,9 +16,9 @@ from compss_train import Simulations
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online.inputs import Inputs
+from compss_train.online.online_job import OnlineJob
 from compss_train.online.saves import SavedWorker
 from compss_train.online.sources import REPORT_SECONDS, ExternalSenders, SimulationRuns
-from compss_train.online.worker_task import OnlineJob
 from compss_train.online.workers import Worker
 
 DONE = {"finished": 5}

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train.online.online_job import OnlineJob
 from compss_train.online.stream import worker_of
-from compss_train.online.worker_task import OnlineJob
 from tests.buffers.kinds import STEPS
 from tests.online.sample_streams import (
     connect_sender,

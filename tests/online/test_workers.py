@@ -3,6 +3,7 @@ file.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from compss_train import WorkerLostError
 from compss_train.engines import Resources, Traits
 from compss_train.engines.calls import MAX_RUNS
-from compss_train.model.saved_state import decode_value, encode_value
-from compss_train.net.messages import pack, unpack
+from compss_train.model.saved_state import decode_value
+from compss_train.net import messages
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
-from compss_train.online.workers import Workers
+from compss_train.online.worker_messages import Done, Reported, SavePart, WorkerReport, pack
+from compss_train.online.workers import RunningSave, Workers
 from compss_train.training.training_state import NOTHING_KEPT
+from compss_train.worker.state import WorkerState
 
 
 def bytes_of(*values):
@@ -54,17 +57,22 @@ def client_of(number, sent=None):
     return SimpleNamespace(greeting={"role": "worker", "number": number}, send=send)
 
 
-STATE = encode_value({"worker": {"optimizer": None, "random": 3}, "batches": 2})
+def received(message):
+    """Return the header and the arrays of a worker's message as the coordinator receives it."""
+    return messages.unpack(messages.pack(*pack(message)))
 
 
 def part_of(*values, number=1):
-    return unpack(pack({"part": number}, [STATE, torch.tensor([[0, 5]]), bytes_of(*values)]))
+    """Return the part of a worker in a save, whose buffer has these values in its file."""
+    state = WorkerState(optimizer=None, random=3)
+    part = SavePart(number, state, {"batches": 2}, offsets={0: 5}, buffer=[bytes_of(*values)])
+    return received(part)
 
 
 def take_part(workers, number, client, *values):
     """Let a worker take part in a save."""
-    workers.asked = workers.asked or 1
-    workers.handle(workers.all[number], client, *part_of(*values, number=workers.asked))
+    workers.saving = workers.saving or RunningSave(1, urgent=False)
+    workers.handle(workers.all[number], client, *part_of(*values, number=workers.saving.number))
 
 
 def loaded(workers, number):
@@ -100,7 +108,7 @@ def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp
         workers.handle(workers.of(client), client, client.greeting, ())
     workers.handle(workers.all[0], clients[0], {"url": "tcp://a:1"}, ())
     workers.ask()
-    assert (workers.asked, workers.all_saved) == (None, False)  # one has not started
+    assert (workers.saving, workers.all_saved) == (None, False)  # one has not started
     workers.handle(workers.all[1], clients[1], {"url": "tcp://a:2"}, ())
     workers.ask()
     workers.handle(workers.all[0], clients[0], *part_of(1, number=1))
@@ -109,9 +117,10 @@ def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp
     assert told[1][1:] == [{"save": 1, "urgent": False}, {"save": 1, "urgent": True}]
     assert not workers.all_saved
     assert workers.handle(workers.all[1], clients[1], None, ()) == "died"
-    assert (told[0][-1], workers.asked) == ({"go_on": 1}, None)
-    workers.ask()
-    assert workers.asked is None
+    assert (told[0][-1], workers.saving) == ({"go_on": 1}, None)
+    workers.ask(urgent=True)
+    assert workers.saving is None
+    assert told[0][-1] == {"go_on": 1}
     workers.handle(workers.all[1], clients[1], clients[1].greeting, ())
     workers.handle(workers.all[1], clients[1], {"url": "tcp://a:3"}, ())
     workers.ask()
@@ -140,8 +149,9 @@ def test_a_worker_that_has_completed_its_training_only_receives(tmp_path):
     workers.handle(worker, client, {"url": "tcp://a:1"}, ())
     assert worker.url == "tcp://a:1"
     # Its first attempt has sent the true ones.
-    for header in ({"report": True}, {"done": True, "repetitions": []}):
-        assert workers.handle(worker, client, header, ()) is None
+    for message in (Reported(WorkerReport(held=3)), Done([0, 9], WorkerState(None, 3))):
+        assert workers.handle(worker, client, *received(message)) is None
+    assert worker.repetitions == []
 
 
 def test_a_worker_that_does_not_connect_again_is_submitted_again(clock, tmp_path):
@@ -192,7 +202,7 @@ def test_a_part_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(tm
         nullcontext(),
     ):
         take_part(workers, 1, client, 3)
-        worker.arrived = worker.arrived[0], [SimpleNamespace(pieces=full_disk())]
+        worker.arrived = replace(worker.arrived, buffer=[SimpleNamespace(pieces=full_disk())])
         with warns:  # once
             assert not workers.store()
     assert worker.part is before

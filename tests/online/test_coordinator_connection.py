@@ -1,4 +1,4 @@
-"""What workers send to the coordinator: checkpoints and other values, as data."""
+"""The connection of a worker to the coordinator, and the values that travel over it, as data."""
 
 import pickle
 from threading import Thread
@@ -11,7 +11,9 @@ from safetensors.torch import save
 from compss_train.model.saved_state import STATE, decode_value, encode_value
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import new_token
-from compss_train.online.worker_task import CoordinatorConnection
+from compss_train.online.coordinator_connection import CoordinatorConnection
+from compss_train.online.worker_messages import SavePart
+from compss_train.worker.state import WorkerState
 from tests.helpers.waiting import LIMIT
 
 
@@ -25,7 +27,7 @@ def test_a_worker_trains_on_when_its_save_is_complete_or_training_ends(answer):
             coordinator.listen(SimpleNamespace(url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
             coordinator.update(LIMIT)
             assert (coordinator.asked, coordinator.urgent) == (3, True)
-            coordinator.save([torch.zeros(9), torch.zeros(0)])
+            coordinator.save(SavePart(3, WorkerState(None, random=1), {}, offsets={}, buffer=[]))
             events.append("trains on")
 
     with MessageServer(None, new_token()) as server:

@@ -1,0 +1,75 @@
+"""What all workers of an online fit share: its options, and which samples and batches are whose."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from compss_train.engines import nodes
+from compss_train.net import Address, sockets
+from compss_train.online.options import OnlineOptions
+from compss_train.online.receiver import NUMBERS
+from compss_train.online.stream import worker_of
+from compss_train.worker.batches import Batch
+from compss_train.worker.server_exchange import ServerAddress
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineJob:
+    """What all workers of an online fit share."""
+
+    coordinator: Address
+    key: str = field(repr=False)
+    """The token that the workers' receivers require of streams."""
+    host: str | None
+    """The host of the address for senders, or ``None``."""
+    server_address: ServerAddress
+    """The global parameters."""
+    num_workers: int
+    options: OnlineOptions
+    seed: int
+    by_sample: bool = False
+    """Whether workers report the losses of samples."""
+    lockstep: bool = False
+    """Whether simulations wait for the workers."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether batches are pairs of time steps."""
+        return self.options.pairing is not None
+
+    def listening_address(self, local_host: str) -> str | None:
+        """Return the address at which a worker listens for streams, or ``None`` for a socket file.
+
+        ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on
+        other machines can reach that, unless it is the loopback interface: such a worker listens
+        where the coordinator does.
+        """
+        if self.host is None and self.coordinator.url.startswith(sockets.PRIVATE):
+            return None
+        if self.host is None or nodes.is_loopback(self.host) or not nodes.is_loopback(local_host):
+            return f"tcp://{local_host}:*"
+        return f"tcp://{self.host}:*"
+
+    def routed(self, worker: int, stream: int, samples: range) -> int:
+        """Return how many of some successive samples of a stream a worker gets."""
+        first = worker_of(stream, samples.start, self.num_workers, whole=self.paired)
+        ahead = (worker - first) % self.num_workers
+        if self.paired:
+            return 0 if ahead else len(samples)
+        return len(samples[ahead :: self.num_workers])
+
+    def make_batch(self, drawn: Any, worker: int, position: int) -> Batch:
+        """Return a batch of what the worker's buffer gave; the position is its number."""
+        if self.options.pairing is None:
+            x = drawn["x"]
+            y = drawn.get("y")
+            simulations, steps = drawn[NUMBERS].T
+        else:
+            made = self.options.pairing(*drawn)
+            parts = made if isinstance(made, tuple) and len(made) < 3 else (made,)
+            x = parts[0]
+            y = parts[1] if len(parts) > 1 else None
+            simulations = np.stack([time_step.simulation for time_step in drawn], 1)
+            steps = np.stack([time_step.step for time_step in drawn], 1)
+        return Batch(0, worker, position, x, y, simulations=simulations, steps=steps)
