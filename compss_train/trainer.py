@@ -42,6 +42,7 @@ from compss_train.training import build_arguments, description, first_batch, res
 from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
 from compss_train.training.checkpoints import Snapshot
 from compss_train.training.fit import FitOptions, ShuffleLike
+from compss_train.training.fit_of_epochs import FitOfEpochs, prepare_fit
 from compss_train.training.inference import inference, validation_source, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
@@ -371,7 +372,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         fit = self._prepared("fit", x, y, options)
         if self._session.must_start:
             first_batch.find_mistakes(fit)
-        fit.run()
+        rounds.run(fit)
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
@@ -390,7 +391,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         )
         show_remarks(fit.callbacks.callbacks, fit.remarks)
 
-    def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
+    def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no
         task.
         """
@@ -401,7 +402,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         }
         called = self._callbacks(options.callbacks, options.progress, **records)
         stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
-        return rounds.prepare_fit(self._session, x, y, options, called, stopping)
+        return prepare_fit(self._session, x, y, options, called, stopping)
 
     def _callbacks(
         self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool
@@ -613,7 +614,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         differ.
         """
         net = copy.deepcopy(self._model.built.training_spec.net)
-        if self._model.fit is not None and self._model.fit.running:
+        if self._model.run is not None:
             raise RuntimeError(
                 "set_parameters was called during a fit, between rounds; call it at the start or "
                 "end"

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from compss_train._utils.validation import check_choice, check_count, check_non_negative, suggestion
 from compss_train.model.parameters import Parameters
-from compss_train.reports.records import measured_names
+from compss_train.reports.records import AVERAGED_PREFIX, measured_names
 from compss_train.training.callback import Callback
-from compss_train.training.rounds import AVERAGED
 from compss_train.training.trainer_protocol import TrainerProtocol
 
 Mode = Literal["min", "max"]
@@ -184,7 +183,7 @@ class EarlyStopping(Callback):
             self._waited = 0
             if self.restore_best:
                 self._parameters = trainer.get_parameters(
-                    averaged=self.monitor.startswith(AVERAGED)
+                    averaged=self.monitor.startswith(AVERAGED_PREFIX)
                 )
         else:
             self._waited += 1 if last is None or self._unit == "rounds" else self._epoch - last

@@ -40,7 +40,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.running_fit import Fit
+from compss_train.training.running_fit import Fit, FitRun
 from compss_train.training.session import Session
 from compss_train.training.stopping import LONGEST_SAVING
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
@@ -55,7 +55,7 @@ states.
 
 
 @dataclass(kw_only=True, eq=False)
-class OnlineFit(Fit):
+class OnlineFit(Fit, FitRun):
     """A fit of ``DistributedTrainer.fit_online``, which documents the options.
 
     Raises ``ValueError`` for options that do not suit the model.
@@ -166,7 +166,7 @@ class OnlineFit(Fit):
             outside.callback(folder.remove)  # once callbacks have the last save
             folder.create()
             loop = self.loop = EventLoop(self, stack, Path(folder.path))
-            self.running = True
+            model.run = self
             try:
                 loop.run()
                 model.parameters = loop.pull()
@@ -179,7 +179,7 @@ class OnlineFit(Fit):
                     model.parameters = loop.pull(timeout=rounds.MERGE_SECONDS)
                 raise
             finally:
-                self.running = False
+                model.run = None
 
     @property
     def save(self) -> Study | None:

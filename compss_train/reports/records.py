@@ -41,6 +41,11 @@ BOOKKEEPING = frozenset(
 RATES = "lr/"
 """Beginning of the fields with the learning rates of parameter groups other than the first."""
 
+VALIDATION_PREFIX = "val_"
+"""Beginning of the names of measures on the validation data."""
+AVERAGED_PREFIX = "val_averaged_"
+"""Beginning of the names of those with the average of the parameters."""
+
 NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
 """Bookkeeping fields that are a number in every record of a fit with epochs."""
 NUMERIC_ONLINE = (

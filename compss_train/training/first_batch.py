@@ -20,7 +20,7 @@ from compss_train.model import devices
 from compss_train.model.metrics import Measured
 from compss_train.model.schedule import make_schedule
 from compss_train.training import inference
-from compss_train.training.rounds import FitOfEpochs
+from compss_train.training.fit_of_epochs import FitOfEpochs
 from compss_train.training.trained_model import TrainedModel
 from compss_train.worker.inference import try_collate
 from compss_train.worker.state import WorkerState

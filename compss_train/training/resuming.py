@@ -52,8 +52,8 @@ def _content(session: Session) -> Snapshot:
     fit = model.fit
     schedule = model.built.lr_schedule
     save = None if fit is None else fit.save
-    if fit is not None and fit.running:
-        reached, state = fit.state()
+    if model.run is not None:
+        reached, state = model.run.state()
         parameters = model.parameters if reached is None else reached
     else:
         parameters = model.current()

@@ -1,4 +1,4 @@
-"""``Fit``: what the trainer, callbacks and signals act on while a fit runs."""
+"""What the trainer, callbacks and signals act on during a fit: a ``Fit`` and its ``FitRun``."""
 
 import time
 from abc import ABC, abstractmethod
@@ -19,24 +19,18 @@ from compss_train.training.training_state import TrainingState
 
 @dataclass(kw_only=True, eq=False)
 class Fit(ABC):
-    """What the trainer, callbacks and signals act on while a fit runs."""
+    """What a fit was asked for, and what may stop it."""
 
     callbacks: CallbackList
     stopping: Stopping
     validation: DataSource | None
     merge: Merge
     """How workers merge, every option set."""
-    running: bool = False
-    """Whether its tasks run: from before the first one is submitted until after the last one has
-    ended.
-    """
     started: float = field(default_factory=time.time, init=False)
     """Unix time."""
 
     method: ClassVar[str]
     """The method of the trainer that runs it."""
-    leaves_processes: ClassVar[bool]
-    """Whether other tasks can run meanwhile."""
     saves_studies: ClassVar[bool] = False
     """Whether it resumes from saves, and not from every round."""
 
@@ -53,7 +47,7 @@ class Fit(ABC):
     @cached_property
     def described(self) -> dict[str, Any]:
         """What ``trainer.configuration`` has of the fit; nothing of it holds samples."""
-        names = [type(each).__qualname__ for each in self.callbacks.all]
+        names = [type(callback).__qualname__ for callback in self.callbacks.all]
         return {
             "method": self.method,
             "started": self.started,
@@ -68,14 +62,22 @@ class Fit(ABC):
 
     @property
     def progress(self) -> Progress | None:
-        """What a later fit needs to go on where this one is, or ``None`` if none can."""
+        """What a later fit needs to continue from here, or ``None`` if none can."""
         return None
+
+
+class FitRun(ABC):
+    """What the tasks of a fit have trained so far.
+
+    A model has one from before the first task is submitted until after the last one has ended.
+    """
+
+    leaves_processes: ClassVar[bool]
+    """Whether other tasks can run meanwhile."""
 
     @abstractmethod
     def newest(self) -> params.Parameters | None:
-        """Return the global parameters after the last complete round, or ``None`` before the
-        first.
-        """
+        """Return the parameters after the last complete round; ``None`` before the first."""
 
     @abstractmethod
     def state(self) -> tuple[params.Parameters | None, TrainingState]:
@@ -83,6 +85,4 @@ class Fit(ABC):
 
     @abstractmethod
     def averaged(self) -> params.Parameters | None:
-        """Return the average of the parameters of the last merges, or ``None`` without
-        averaging.
-        """
+        """Return the average of the parameters of the last merges; ``None`` without averaging."""

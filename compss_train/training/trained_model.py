@@ -12,7 +12,7 @@ from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.description import Details, described_fields
-from compss_train.training.running_fit import Fit
+from compss_train.training.running_fit import Fit, FitRun
 
 
 class TrainedModel:
@@ -25,7 +25,9 @@ class TrainedModel:
         """The user's seed, or ``None`` for a drawn one."""
         self.seed = secrets.randbits(32) if self.given_seed is None else self.given_seed
         self.fit: Fit | None = None
-        """The running fit, or ``None``."""
+        """The current fit, from the start of its callbacks to their end."""
+        self.run: FitRun | None = None
+        """The run of the current fit, while it has tasks."""
         self.start_over(None)
 
     def start_over(self, built: BuildArguments | None) -> None:
@@ -59,6 +61,9 @@ class TrainedModel:
     @property
     def built(self) -> BuildArguments:
         """The arguments of ``build``; raises ``NotBuiltError`` before it was called."""
+        return self._require_built()
+
+    def _require_built(self) -> BuildArguments:
         if self._built is None:
             raise NotBuiltError(
                 "this trainer has no network yet; call build(net, optimizer, loss) first"
@@ -105,24 +110,23 @@ class TrainedModel:
             )
 
     def require_workers(self, method: str) -> None:
-        """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others
-        until it ends.
-        """
-        if self.fit is not None and self.fit.running and not self.fit.leaves_processes:
+        """Raise ``RuntimeError`` during an online fit, whose tasks occupy all processes."""
+        if self.run is not None and not self.run.leaves_processes:
             raise RuntimeError(
                 f"{method} was called during fit_online, whose tasks use all processes; give "
                 "fit_online validation_data=, or use model() in this process"
             )
 
     def current(self, *, averaged: bool = False) -> params.Parameters:
-        """Return the global parameters, or their average; during a fit, those after the last
-        complete round.
+        """Return the global parameters, or their average; in a run, after the last complete round.
+
+        Raises ``NotBuiltError`` before ``build``, ``ValueError`` without an average.
         """
-        running = self.fit if self.fit is not None and self.fit.running else None
-        if not averaged and self.built:
-            newest = None if running is None else running.newest()
+        if not averaged:
+            self._require_built()
+            newest = None if self.run is None else self.run.newest()
             return self.parameters if newest is None else newest
-        average = self.averaged if running is None else running.averaged()
+        average = self.averaged if self.run is None else self.run.averaged()
         if average is None:
             raise ValueError(
                 "the last fit kept no average of the parameters; give fit "

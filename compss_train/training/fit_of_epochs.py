@@ -1,0 +1,225 @@
+"""``FitOfEpochs``: the plan of a fit, whose arguments ``prepare_fit`` has checked."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compss_train._utils.validation import warn_once
+from compss_train.data import FileDataset
+from compss_train.data.partitioning import ResumePoint, RoundPlan
+from compss_train.model import losses
+from compss_train.model import parameters as params
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.training import resuming
+from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.training.callback import Callback, CallbackList
+from compss_train.training.checkpoints import Checkpoint, Progress
+from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
+from compss_train.training.fit import FitOptions
+from compss_train.training.inference import evaluate_first_batch, validation_source
+from compss_train.training.merge import Merge
+from compss_train.training.running_fit import Fit
+from compss_train.training.session import Session
+from compss_train.training.stopping import Stopping
+from compss_train.worker.preparing import check_target
+from compss_train.worker.state import check_averageable
+
+
+@dataclass(kw_only=True, eq=False)
+class FitOfEpochs(Fit):
+    """The plan of a fit of ``DistributedTrainer.fit``: everything that is known before a task runs.
+
+    Nothing of it changes in the fit but ``reached``.
+    """
+
+    method = "fit"
+
+    session: Session
+    options: FitOptions
+    """The options, with the batch size and the merge that suit the data."""
+    data: DataSource
+    epochs: range
+    """The epochs of the fit, counted over all fits of the trainer."""
+    reached: ResumePoint
+    """Where the next round starts."""
+    skipped: tuple[str, ...] = ()
+    """Files that could not be read before the fit was interrupted."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that the fit resumes from."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that determine the parameters, the data, and the file of a trace."""
+        return {
+            **self.options.determining,
+            "data": self.data,
+            "validation_data": self.validation,
+            "profile": self._trace_file,
+        }
+
+    @property
+    def _trace_file(self) -> str | None:
+        """The file that a callback writes traces to, if any."""
+        for callback in self.callbacks.callbacks:
+            if type(callback).write_trace is not Callback.write_trace:
+                return str(callback.writes_to())
+        return None
+
+    @property
+    def progress(self) -> Progress:
+        """What a later fit needs to continue, and to check that it has the same arguments."""
+        return Progress(
+            options=resuming.compared(self.options, self.data, self.session.model.built),
+            sizes=self.data.sizes,
+            first_epoch=self.epochs.start,
+            reached=self.reached,
+            fingerprint=self.data.fingerprint,
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """Conversions that most users want, smaller batches than asked for, workers in turns."""
+        options = self.options
+        session = self.session
+        sizes = self.data.sizes
+        workers = session.num_workers
+        remarks = [*self.data.remarks]
+        most = max(sizes)
+        where = f"any of {len(sizes)} blocks"
+        if options.mixes_blocks:
+            most = -(-sum(sizes) // workers)
+            where = f"the share of each of {workers} workers"
+        if self.data.counted and options.batch_size is not None and options.batch_size > most:
+            remarks.append(
+                f"batches have {most} samples at most, not batch_size={options.batch_size}: "
+                f"there are no more in {where}"
+            )
+        if session.engine_class.traits.asynchronous and 0 < session.slots < workers:
+            remarks.append(
+                f"{workers} workers take turns, as {session.slots} can train at a time: fewer "
+                "take as long, and usually learn more in an epoch"
+            )
+        return remarks
+
+    @property
+    def rounds_left(self) -> RoundPlan:
+        """The plan of the rounds that are left."""
+        options = self.options
+        model = self.session.model
+        put_counts = None
+        if options.buffer is not None and options.carries_buffers:
+            put_counts = options.buffer.put_counts
+        return RoundPlan(
+            sizes=self.data.sizes,
+            num_workers=self.session.num_workers,
+            stop=self.epochs.stop,
+            seed=model.seed,
+            shuffle=options.order,
+            batching=options.batching,
+            merge_every=options.merge.every,
+            merge_unit=options.merge.unit or "epochs",
+            start=self.reached,
+            first_round=len(model.history),
+            put_counts=put_counts,
+        )
+
+    def load_into_model(self) -> None:
+        """Let the model begin the fit, from its checkpoint if there is one.
+
+        Raises ``ValueError`` if the schedule does not reach the end of the fit.
+        """
+        model = self.session.model
+        model.resumed_from = None
+        if self.checkpoint is not None:
+            model.resumed_from, snapshot = self.checkpoint
+            resuming.load(snapshot, self.session)
+            self.callbacks.saved = snapshot.callbacks
+        model.coding = self.data.coding
+        if model.built.lr_schedule is not None:
+            workers = self.session.num_workers
+            batches = self.options.batches_of_worker(self.data, workers)
+            model.built.lr_schedule.prepare(self.epochs.stop, batches, workers)
+
+
+def prepare_fit(
+    session: Session,
+    x: Any,
+    y: Any,
+    options: FitOptions,
+    callbacks: CallbackList,
+    stopping: Stopping,
+) -> FitOfEpochs:
+    """Return the plan of a fit; check its options against data, network and checkpoint."""
+    model = session.model
+    spec = model.built.training_spec
+    schedule = model.built.schedule
+    checkpoint = None
+    if options.resume is not None and options.resume is not False:
+        checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks)
+    data = _training_data(session, x, y, options, checkpoint)
+    options = options.for_data(data, session.num_workers, spec, scheduled=schedule is not None)
+    if data.structure.weighted and spec.training_step is None:
+        losses.check_weightable(spec.loss)
+    validation = None
+    if options.validation_data is not None:
+        validation = validation_source(session, options.validation_data)
+        check_same_coding(data.coding, validation, "the validation data")
+        evaluate_first_batch(validation, model)
+    _check_merge(options.merge, spec)
+    options.check_data(data, session.num_workers, schedule)
+    fit = FitOfEpochs(
+        session=session,
+        callbacks=callbacks,
+        stopping=stopping,
+        validation=validation,
+        merge=options.merge,
+        options=options,
+        data=data,
+        epochs=range(model.epochs, model.epochs + options.num_epochs),
+        reached=ResumePoint(model.epochs),
+        checkpoint=checkpoint,
+    )
+    if checkpoint is not None:
+        resumed, skipped = resuming.check(checkpoint, fit.progress, options, session, data)
+        epochs = range(resumed.first_epoch, resumed.first_epoch + options.num_epochs)
+        fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
+    options.check_epochs(fit.epochs, blocks=len(data.sizes))
+    params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
+    for note in data.notes:
+        warn_once(note)
+    return fit
+
+
+def _training_data(
+    session: Session, x: Any, y: Any, options: FitOptions, checkpoint: Checkpoint | None
+) -> DataSource:
+    """Return the data of a fit, in the blocks of the fit that it resumes, if any."""
+    model = session.model
+    spec = model.built.training_spec
+    progress = None if checkpoint is None else checkpoint[1].progress
+    blocks = session.num_workers if progress is None else len(progress.sizes)
+    if isinstance(x, FileDataset) and options.order != "partial":
+        x = x.cut(blocks)
+    data = as_data_source(x, y, blocks, floats=spec.float_dtype)
+    if options.sample_weight is not None or data.dataset is not None:
+        data = data.weighted(options.sample_weight)
+    if checkpoint is None:
+        check_same_coding(model.coding, data, "this fit's data")
+    if spec.collate is None and data.structure.ragged:
+        _check_targets(data)
+    return data
+
+
+def _check_targets(data: DataSource) -> None:
+    """Raise ``TypeError`` for targets of different lengths that cannot be padded."""
+    inputs = data.without_targets.columns
+    for name, column in data.columns.items():
+        if name not in inputs:
+            check_target(next(column.blocks()))
+
+
+def _check_merge(merge: Merge, spec: TrainingSpec) -> None:
+    """Raise the errors of a merge that the network or its optimizer does not support."""
+    if merge.outer_optimizer is not None:
+        check_outer_optimizer(merge.outer_optimizer, spec.net)
+    if merge.optimizer_state == "average":
+        check_averageable(spec.net, spec.optimizer)
