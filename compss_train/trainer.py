@@ -289,10 +289,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             docs/models.md. Arrays are not copied: do not change them during the fit.
         num_epochs:
             Number of passes over all samples, at most 10**9 (to train until ``max_time``).
-        batch_size, num_batches_per_worker:
-            Give one of them: the maximum number of samples in a batch, or the number of batches
-            that each block is cut into. Batch sizes within a block differ by at most one.
-            ``merge="auto"`` needs neither.
+        batch_size:
+            Maximum number of samples in a batch. Batch sizes within a block differ by at most one.
+            Give this or ``num_batches_per_worker``; ``merge="auto"`` needs neither.
+        num_batches_per_worker:
+            Number of batches that each block is cut into, instead of ``batch_size``.
         merge:
             When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"``
             (default) averages all workers at the end of every epoch, ``"commutative"`` those that
@@ -300,12 +301,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             ``"auto"`` and the other presets also choose the options. ``configuration["fit"]`` has
             the options used.
         shuffle:
-            ``"blocks"`` distributes whole blocks to the workers in a new order each epoch;
-            ``"total"`` permutes all samples (not for files); a ``PartialShuffle`` distributes equal
-            shares of blocks in a new order and mixes their samples in pools while they are read in
-            sequence; ``None`` keeps the order.
+            ``"blocks"`` (default) distributes whole blocks to the workers in a new order each
+            epoch; ``"total"`` permutes all samples (not for files); a ``PartialShuffle``
+            distributes equal shares of blocks in a new order and mixes their samples in pools while
+            they are read in sequence; ``None`` keeps the order.
         shuffle_block_data:
-            Whether to shuffle the samples within each block in every epoch.
+            Whether to shuffle the samples within each block in every epoch; true by default.
         bucket_by_length:
             ``True`` makes each batch of samples of similar lengths, which need less padding: the
             samples of 50 batches of a block at a time are sorted by length and cut into batches,
@@ -323,25 +324,25 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         validation_data:
             (x, y) or files on which the global parameters are evaluated after every round, as
             ``val_loss`` and so on. Commutative merging then applies all updates of a round before
-            the next round's.
+            the next round's. ``None`` (default) for none.
         callbacks:
             ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in
             the workers.
         progress:
-            Whether to show progress, on standard error (in notebooks on standard output): a bar in
-            a terminal or notebook, elsewhere a line per round. A ``ProgressBar`` or ``RoundLines``
-            in the callbacks replaces it.
+            Whether to show progress (default), on standard error (in notebooks on standard output):
+            a bar in a terminal or notebook, elsewhere a line per round. A ``ProgressBar`` or
+            ``RoundLines`` in the callbacks replaces it.
         resume:
             Folder of checkpoints, of which the newest good one is used, or a single checkpoint. The
             rest of the interrupted fit is trained and, if workers merge synchronously, gives the
             bits of a fit without interruption. A warning names damaged checkpoints. ``True`` uses
             the folder of the ``Checkpoint`` among the callbacks, and starts a new fit if it holds
-            no checkpoint yet.
+            no checkpoint yet. ``False`` (default) starts a new fit.
         max_time:
-            Time limit of the fit: seconds or a ``timedelta``. Judging by earlier rounds, the fit
-            stops before a round that would exceed it. If a round exceeds it anyway, it is cancelled
-            (on COMPSs the fit ends then). The limit of ``runcompss --wall_clock_limit`` also
-            applies, less a twentieth of it, at most 60 s.
+            Time limit of the fit: seconds or a ``timedelta``; ``None`` (default) for none. Judging
+            by earlier rounds, the fit stops before a round that would exceed it. If a round exceeds
+            it anyway, it is cancelled (on COMPSs the fit ends then). The limit of ``runcompss
+            --wall_clock_limit`` also applies, less a twentieth of it, at most 60 s.
 
         Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``,
         ``DivergedError`` if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a

@@ -37,32 +37,72 @@ CHECKED_EPOCHS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """The keywords of ``DistributedTrainer.fit``, which documents them, checked before anything
-    starts.
+    """The options of ``DistributedTrainer.fit``, declared and checked before anything starts.
 
+    ``python -m tests.fit_options`` writes the signature and the documentation of ``fit`` from here.
     Those with a ``repr`` determine the parameters: they are in ``trainer.configuration`` and in
-    checkpoints.
+    checkpoints. Every option of ``merge`` is set, unless it is a preset that has not been applied.
     """
 
     num_epochs: int
-    num_batches_per_worker: int | None = None
+    """Number of passes over all samples, at most 10**9 (to train until ``max_time``)."""
     batch_size: int | None = None
+    """Maximum number of samples in a batch. Batch sizes within a block differ by at most one. Give
+    this or ``num_batches_per_worker``; ``merge="auto"`` needs neither."""
+    num_batches_per_worker: int | None = None
+    """Number of batches that each block is cut into, instead of ``batch_size``."""
     merge: merges.Merge = merges.DEFAULTS
-    """The merge with every option set, unless it is a preset that has not been applied."""
+    """When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"`` (default)
+    averages all workers at the end of every epoch, ``"commutative"`` those that have arrived,
+    ``"parameter_server"`` adds each worker's change, layer by layer; ``"auto"`` and the other
+    presets also choose the options. ``configuration["fit"]`` has the options used."""
     preset: merges.Preset | None = None
-    """The preset that has been applied."""
+    """The preset that has been applied; none of ``fit``'s options."""
     shuffle: ShuffleLike = "blocks"
+    """``"blocks"`` (default) distributes whole blocks to the workers in a new order each epoch;
+    ``"total"`` permutes all samples (not for files); a ``PartialShuffle`` distributes equal shares
+    of blocks in a new order and mixes their samples in pools while they are read in sequence;
+    ``None`` keeps the order."""
     shuffle_block_data: bool = True
+    """Whether to shuffle the samples within each block in every epoch; true by default."""
     bucket_by_length: bool | str = False
+    """``True`` makes each batch of samples of similar lengths, which need less padding: the samples
+    of 50 batches of a block at a time are sorted by length and cut into batches, which come in
+    random order. Where several columns hold sequences of different lengths, give the name of the
+    one whose lengths count: ``"x"``, ``"y"`` or, for example, ``"x['text']"``. ``False`` (default)
+    does not look at lengths."""
     buffer: BufferSpec | None = None
+    """``None`` (default) trains on one block after another. With a ``BufferSpec`` each worker's
+    samples pass through a buffer, so that batches mix blocks, and files are read ahead;
+    docs/buffers.md compares the kinds."""
     sample_weight: Any = field(default=None, repr=False, compare=False)
+    """A weight for each sample in the training loss, finite and at least 0: blocks that match
+    ``x``, or an array of shape (samples,) or (samples, 1). For files use ``FileDataset(...,
+    weight=NAME)``. ``None`` (default) for no weights; docs/training-options.md."""
     validation_data: tuple[Any, Any] | FileDataset | None = field(
         default=None, repr=False, compare=False
     )
+    """(x, y) or files on which the global parameters are evaluated after every round, as
+    ``val_loss`` and so on. Commutative merging then applies all updates of a round before the next
+    round's. ``None`` (default) for none."""
     callbacks: Sequence[AnyCallback] = field(default=(), repr=False)
+    """``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in the
+    workers."""
     progress: bool = field(default=True, repr=False)
+    """Whether to show progress (default), on standard error (in notebooks on standard output): a
+    bar in a terminal or notebook, elsewhere a line per round. A ``ProgressBar`` or ``RoundLines``
+    in the callbacks replaces it."""
     resume: str | os.PathLike[str] | bool = field(default=False, repr=False)
+    """Folder of checkpoints, of which the newest good one is used, or a single checkpoint. The rest
+    of the interrupted fit is trained and, if workers merge synchronously, gives the bits of a fit
+    without interruption. A warning names damaged checkpoints. ``True`` uses the folder of the
+    ``Checkpoint`` among the callbacks, and starts a new fit if it holds no checkpoint yet.
+    ``False`` (default) starts a new fit."""
     max_time: float | timedelta | None = field(default=None, repr=False)
+    """Time limit of the fit: seconds or a ``timedelta``; ``None`` (default) for none. Judging by
+    earlier rounds, the fit stops before a round that would exceed it. If a round exceeds it anyway,
+    it is cancelled (on COMPSs the fit ends then). The limit of ``runcompss --wall_clock_limit``
+    also applies, less a twentieth of it, at most 60 s."""
 
     def __post_init__(self) -> None:
         if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:

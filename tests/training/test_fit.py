@@ -1,8 +1,9 @@
 """``FitOptions``: one typed record of what ``fit`` was asked for."""
 
 import inspect
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,25 +14,35 @@ from compss_train import DistributedTrainer, Merge
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import as_data_source
 from compss_train.training.fit import FitOptions
+from tests import fit_options
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 mse = nn.MSELoss()
-KEYWORDS = [
-    each
-    for each in inspect.signature(DistributedTrainer.fit).parameters.values()
-    if each.kind is inspect.Parameter.KEYWORD_ONLY
-]
 
 
-def test_the_options_are_the_keywords_of_fit_with_their_defaults():
-    options = {each.name: each.default for each in fields(FitOptions)}
-    assert options.pop("preset") is None  # set when the preset of merge has been applied
-    assert options.keys() == {each.name for each in KEYWORDS}
-    for each in KEYWORDS:
-        if each.name == "merge":
-            assert Merge.of(each.default).with_defaults() == options["merge"]
-        else:
-            assert options[each.name] == (MISSING if each.default is each.empty else each.default)
+def test_options_stand_everywhere_as_they_are_declared():
+    assert fit_options.differences() == [], "python -m tests.fit_options writes them"
+
+
+def test_what_is_missing_of_an_option_is_named():
+    option = fit_options.Option("depth", "int | None", "None", "How deep. ``None`` (default).")
+    known = list(fit_options.declared())
+    with patch.object(fit_options, "declared", lambda: [*known[:-1], option]):
+        missing = fit_options.differences()
+    for line in (
+        "trainer.py: +        depth: int | None = None,",
+        "trainer.py: +        depth:",
+        "trainer.py: +            How deep. ``None`` (default).",
+        "trainer.py: +            depth=depth,",
+        "named_fits.py: +    depth: int | None",
+        "named_fits.py: -    max_time: float | timedelta | None",
+    ):
+        assert line in missing
+
+
+def test_a_merge_is_by_default_synchronous_by_either_name():
+    default = inspect.signature(DistributedTrainer.fit).parameters["merge"].default
+    assert Merge.of(default).with_defaults() == FitOptions(num_epochs=1).merge
 
 
 def test_options_without_batches_take_those_of_the_data_or_of_a_preset():
