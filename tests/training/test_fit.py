@@ -21,7 +21,9 @@ mse = nn.MSELoss()
 
 
 def test_options_stand_everywhere_as_they_are_declared():
-    assert fit_options.differences() == [], "python -m tests.fit_options writes them"
+    missing = fit_options.differences()
+    if missing:
+        pytest.fail("\n".join(["python -m tests.fit_options writes these lines:", *missing]))
 
 
 def test_what_is_missing_of_an_option_is_named():
