@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 from compss_train import worker
@@ -42,11 +43,10 @@ holds.
 
 
 class Session:
-    """Where the workers of a trainer work, and what they keep; ``DistributedTrainer`` documents the
-    arguments.
+    """The engine of a trainer's workers, and what they keep from fit to fit.
 
-    Each group of workers trains in one task, one worker after another. Its states are one value:
-    what the group's last task returned.
+    ``DistributedTrainer`` documents the arguments. Each group of workers trains in one task, one
+    worker after another. Its states are one value: what the group's last task returned.
     """
 
     def __init__(
@@ -59,30 +59,36 @@ class Session:
     ) -> None:
         self.model = model
         """What the workers train."""
-        self._given = engine if isinstance(engine, Engine) else None
-        self._engine = self._given
+        self._callers_engine = engine if isinstance(engine, Engine) else None
+        """The engine that the caller made, who shuts it down."""
+        self._engine = self._callers_engine
         self.engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
-        own = None if self._engine is None else self._engine.threads
-        fixed = own if threads is None else check_count("threads", threads)
+        fixed_threads = None if self._engine is None else self._engine.threads
+        if threads is not None:
+            fixed_threads = check_count("threads", threads)
         if num_workers is None:
-            slots = 0 if self._engine is None else self._engine.slots(Resources(fixed or 1))
-            num_workers = slots or self.engine_class.default_workers(fixed or 1)
+            num_workers = self._default_workers(fixed_threads or 1)
         self.num_workers = check_count("num_workers", num_workers)
         if self.num_workers > MAX_WORKERS:
             raise ValueError(
                 f"num_workers={num_workers}: give at most {MAX_WORKERS}, and no more than "
                 "samples or processors"
             )
-        self.threads = fixed or self.engine_class.thread_share(self.num_workers)
-        self.worker_timeout = (
-            None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
-        )
+        self.threads = fixed_threads or self.engine_class.thread_share(self.num_workers)
+        self.worker_timeout = worker_timeout
+        if worker_timeout is not None:
+            self.worker_timeout = check_seconds("worker_timeout", worker_timeout)
         self.groups: list[range] = []
         """The groups of workers."""
         self.states: list[GroupState | Ref] = []
         """The states of each group, after the tasks that were submitted."""
         self.merge_state = NOTHING_KEPT
         """What merges keep besides the parameters."""
+
+    def _default_workers(self, threads: int) -> int:
+        """Return how many workers can train at once with so many threads each."""
+        slots = 0 if self._engine is None else self._engine.slots(Resources(threads))
+        return slots or self.engine_class.default_workers(threads)
 
     @property
     def engine(self) -> Engine:
@@ -95,9 +101,7 @@ class Session:
 
     @property
     def slots(self) -> int:
-        """How many workers can train at a time, as far as is known before processes start; 0 if it
-        is not.
-        """
+        """How many workers can train at a time; 0 if that is unknown before processes start."""
         if self.resources.gpus:
             return 0
         if self._engine is not None:
@@ -106,7 +110,7 @@ class Session:
 
     @property
     def must_start(self) -> bool:
-        """Whether the next task waits for processes to start, in which all is as in this one."""
+        """Whether the next task waits for processes to start, which have all that this one has."""
         return self._engine is None and self.engine_class.traits.starts_processes
 
     @property
@@ -122,22 +126,19 @@ class Session:
     def resources(self) -> Resources:
         """What the task of a group needs."""
         num_gpu = self.model.built.num_gpu
-        return Resources(
-            cpus=self.threads, gpus=1 / -(-self.num_workers // num_gpu) if num_gpu else 0
-        )
+        if not num_gpu:
+            return Resources(cpus=self.threads)
+        workers_a_gpu = -(-self.num_workers // num_gpu)
+        return Resources(cpus=self.threads, gpus=1 / workers_a_gpu)
 
     @property
     def sample_seconds(self) -> float:
         """Rough estimate of the time, in seconds, that a core trains on a sample."""
-        weights = sum(
-            parameter.numel() for parameter in self.model.built.training_spec.net.parameters()
-        )
-        return FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
+        return FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * self.model.number_weights
 
     @contextmanager
     def working(self, *, fitting: bool = False) -> Iterator[None]:
-        """Start the engine if necessary, and provide a scope of it, whose tasks end with an
-        exception.
+        """Provide a scope of the engine, started if necessary, whose tasks end with an exception.
 
         The tasks of a fit are watched. Its exceptions end the session, as do those of a dead
         engine. An exception in ``evaluate`` or ``predict`` does not, since the session holds the
@@ -193,9 +194,7 @@ class Session:
             raise
 
     def regroup(self, groups: Sequence[range]) -> None:
-        """Make the states of each group one value; waits for the states if workers were grouped
-        differently.
-        """
+        """Make the states of each group one value; waits for states in other groups."""
         if list(groups) != self.groups:
             states = fetch_states(self.engine, self.states)
             self.groups = [*groups]
@@ -207,17 +206,12 @@ class Session:
         self.merge_state = merge_state
 
     def state(self) -> TrainingState:
-        """Return what workers and merges keep from fit to fit, waiting for the tasks that compute
-        it.
-        """
+        """Return what workers and merges keep; waits for the tasks that compute it."""
         if self._engine is None:  # these are values, as nothing was trained
-            workers = [
-                each for states in self.states if not isinstance(states, Ref) for each in states
-            ]
-            return TrainingState(tuple(workers), self.merge_state)
-        return TrainingState(
-            tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine)
-        )
+            of_groups = (states for states in self.states if not isinstance(states, Ref))
+            return TrainingState(tuple(chain.from_iterable(of_groups)), self.merge_state)
+        workers = tuple(fetch_states(self.engine, self.states))
+        return TrainingState(workers, self.merge_state.fetched(self.engine))
 
     def set_state(self, state: TrainingState) -> None:
         """Continue from this state, in the same engine; workers without one in it start fresh."""
@@ -225,42 +219,39 @@ class Session:
             with suppress(EngineClosedError):
                 self._engine.free([*state_refs(self.states), *self.merge_state.refs()])
         self.groups = singles(range(self.num_workers))
-        others = range(len(state.workers), self.num_workers)
-        new = [WorkerState(None, worker_seed(self.model.seed, worker)) for worker in others]
-        self.states = [(each,) for each in (*state.workers[: self.num_workers], *new)]
+        fresh = [
+            WorkerState(None, worker_seed(self.model.seed, worker))
+            for worker in range(len(state.workers), self.num_workers)
+        ]
+        workers = [*state.workers[: self.num_workers], *fresh]
+        self.states = [(worker_state,) for worker_state in workers]
         self.merge_state = state.merge
 
     def trained_samples(self) -> int | None:
-        """Return how many samples the engine's workers have reported, if it has started and
-        knows.
-        """
+        """Return how many samples workers have reported, if the engine has started and knows."""
         return None if self._engine is None else self._engine.trained_samples()
 
     def end(self, *, kill: bool) -> None:
         """Drop what the engine holds, and end the engine unless the caller made it."""
         if state_refs(self.states) or [*self.merge_state.refs()]:
             self.set_state(TrainingState())
-        if self._engine is not self._given and self._engine is not None:
+        if self._engine is not self._callers_engine and self._engine is not None:
             self._engine.shutdown(kill=kill)
-        self._engine = self._given
+        self._engine = self._callers_engine
 
     def _end_tasks(self) -> None:
-        """End tasks that were left running, and our own processes; the states of the workers are
-        kept.
-        """
+        """End tasks that were left running, and our own processes; keep the workers' states."""
         if self.engine.traits.interruptible:
             state = self.state()  # waits for a merge that still runs
-            if self._given is not None:
-                self._given.cancel()
+            if self._callers_engine is not None:
+                self._callers_engine.cancel()
             else:
                 self.end(kill=True)
                 self.set_state(state)
 
 
-def _report_end(how: str, model: TrainedModel) -> None:
-    last = (
-        f"last complete round: {model.history[-1]['round']}"
-        if model.history
-        else ("no round completed")
-    )
-    print(f"compss_train: fit interrupted by {how}; {last}", file=sys.stderr)
+def _report_end(signal: str, model: TrainedModel) -> None:
+    progress = "no round completed"
+    if model.history:
+        progress = f"last complete round: {model.history[-1]['round']}"
+    print(f"compss_train: fit interrupted by {signal}; {progress}", file=sys.stderr)

@@ -16,12 +16,10 @@ SIGTERM = "SIGTERM"
 TICK = 0.2
 """Seconds between two checks whether a waiting fit must stop at once."""
 
-SAVING = 0.05
-"""Share of a program's remaining time at the start of a fit that is reserved for work after the
-fit.
-"""
+SAVING_SHARE = 0.05
+"""Share of a program's remaining time that a fit leaves for work after it."""
 LONGEST_SAVING = 60.0
-"""Maximum number of seconds to reserve."""
+"""Maximum number of seconds that it leaves."""
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process ended by SIGTERM, as in shells."""
@@ -44,16 +42,17 @@ class Stopping:
         time_left: float | None = None,
     ) -> None:
         self.clock = clock
-        """A clock in seconds, like ``time.monotonic``; it measures ``max_time`` and the duration of
-        rounds.
-        """
+        """A clock in seconds, by which ``max_time`` and the duration of rounds are measured."""
         if isinstance(max_time, timedelta):
             max_time = max_time.total_seconds()
-        limits = [] if max_time is None else [check_seconds("max_time", max_time)]
+        limits = []
+        if max_time is not None:
+            limits.append(check_seconds("max_time", max_time))
         if time_left is not None:
-            limits.append(time_left - min(SAVING * time_left, LONGEST_SAVING))
+            limits.append(time_left - min(SAVING_SHARE * time_left, LONGEST_SAVING))
         self._deadline = clock() + min(limits) if limits else None
         self._longest = 0.0
+        """How many seconds the longest round took."""
         self._terminated = False
         self._reason: str | None = None
 
@@ -88,8 +87,8 @@ class Stopping:
 
         Raises ``SystemExit`` at the end of the block if the signal was received.
         """
-        in_main = threading.current_thread() is threading.main_thread()
-        if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
             return
         signal.signal(signal.SIGTERM, self._terminate)

@@ -14,11 +14,11 @@ from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.description import Details, described_fields
 from compss_train.training.running_fit import Fit, FitRun
 
+NOT_BUILT = "this trainer has no network yet; call build(net, optimizer, loss) first"
+
 
 class TrainedModel:
-    """The network of a trainer with its global parameters and its history, and the fit that runs,
-    if any.
-    """
+    """The network of a trainer, its global parameters, its history, and its current fit."""
 
     def __init__(self, seed: int | None) -> None:
         self.given_seed = None if seed is None else check_seed(seed)
@@ -33,10 +33,11 @@ class TrainedModel:
     def start_over(self, built: BuildArguments | None) -> None:
         """Start over with a network, or without one."""
         self._built = built
-        self.parameters = (
-            {} if built is None else params.copy_of(params.from_module(built.training_spec.net))
-        )
+        self.parameters = {}
+        if built is not None:
+            self.parameters = params.copy_of(params.from_module(built.training_spec.net))
         self.as_built = True
+        """Whether the parameters are those that the network was built with."""
         self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self.epochs = 0
@@ -61,46 +62,42 @@ class TrainedModel:
     @property
     def built(self) -> BuildArguments:
         """The arguments of ``build``; raises ``NotBuiltError`` before it was called."""
-        return self._require_built()
-
-    def _require_built(self) -> BuildArguments:
         if self._built is None:
-            raise NotBuiltError(
-                "this trainer has no network yet; call build(net, optimizer, loss) first"
-            )
+            raise NotBuiltError(NOT_BUILT)
         return self._built
 
     @property
+    def number_weights(self) -> int:
+        """Number of weights of the network, without its buffers."""
+        return sum(parameter.numel() for parameter in self.built.training_spec.net.parameters())
+
+    @property
     def described(self) -> dict[str, Any] | None:
-        """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was
-        called.
-        """
+        """The arguments of ``build`` as values for JSON, or ``None`` before it was called."""
         if self._built is None:
             return None
+        arguments = described_fields(self._built)
+        del arguments["training_spec"]
         spec = described_fields(self._built.training_spec)
-        others = described_fields(self._built)
-        del others["training_spec"]
-        count = sum(parameter.numel() for parameter in self._built.training_spec.net.parameters())
         return {
             "net": spec.pop("net"),
-            "parameters": count,
+            "parameters": self.number_weights,
             **spec.pop("gradients"),
             **spec,
-            **others,
+            **arguments,
         }
 
     @property
     def described_fit(self) -> dict[str, Any] | None:
-        """What there is to tell of the fit that runs, or of the last one, if any."""
-        fit = self.fit
-        return self.last_fit if fit is None else fit.described
+        """The description of the current fit, or of the last one; ``None`` before the first."""
+        return self.last_fit if self.fit is None else self.fit.described
 
     @property
     def details(self) -> Details | None:
         """What tells apart the objects of ``build``, or ``None`` before it was called."""
-        return (
-            None if self._built is None else {**self._built.objective, **self._built.surroundings}
-        )
+        if self._built is None:
+            return None
+        return {**self._built.objective, **self._built.surroundings}
 
     def require_idle(self, method: str) -> None:
         """Raise ``RuntimeError`` during a fit."""
@@ -122,8 +119,9 @@ class TrainedModel:
 
         Raises ``NotBuiltError`` before ``build``, ``ValueError`` without an average.
         """
+        if self._built is None:
+            raise NotBuiltError(NOT_BUILT)
         if not averaged:
-            self._require_built()
             newest = None if self.run is None else self.run.newest()
             return self.parameters if newest is None else newest
         average = self.averaged if self.run is None else self.run.averaged()
@@ -136,9 +134,7 @@ class TrainedModel:
 
     @property
     def state_id(self) -> object:
-        """What tells apart the states that a fit can resume from: a round, or the save of a study;
-        or ``None``.
-        """
+        """What tells apart states to resume from: a round, the save of a study, or ``None``."""
         if self.fit is not None and self.fit.saves_studies:
             return self.fit.save
         return self.history[-1]["round"] if self.history else None

@@ -5,7 +5,7 @@ last task returned.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from compss_train.engines import Engine, Ref
@@ -19,9 +19,7 @@ class MergeState(Generic[Kept]):
     """What merges keep besides the parameters: values, or references to them during a fit."""
 
     moments: Kept | None = None
-    """The mean of the workers' optimizer states, as named arrays, with
-    ``optimizer_state="average"``.
-    """
+    """The mean of the workers' optimizer states, with ``optimizer_state="average"``."""
     outer: Kept | None = None
     """The state of the outer optimizer."""
     averaged: Kept | None = None
@@ -33,8 +31,9 @@ class MergeState(Generic[Kept]):
 
     def fetched(self, engine: Engine) -> "MergeState[Any]":
         """Return the values, waiting for the tasks that compute them."""
-        names = [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
-        return replace(self, **dict(zip(names, engine.fetch(list(self.refs())), strict=True)))
+        names = [name for name, value in vars(self).items() if isinstance(value, Ref)]
+        values = engine.fetch([*self.refs()])
+        return replace(self, **dict(zip(names, values, strict=True)))
 
 
 NOTHING_KEPT: MergeState[Any] = MergeState()
@@ -55,12 +54,13 @@ States: TypeAlias = Sequence[GroupState | Ref]
 
 def state_refs(states: States) -> list[Ref]:
     """Return the references to states."""
-    return [each for each in states if isinstance(each, Ref)]
+    return [group_state for group_state in states if isinstance(group_state, Ref)]
 
 
 def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
     """Return the state of each worker, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch(state_refs(states)))
-    return [
-        state for each in states for state in (next(fetched) if isinstance(each, Ref) else each)
-    ]
+    of_workers: list[WorkerState] = []
+    for group_state in states:
+        of_workers += next(fetched) if isinstance(group_state, Ref) else group_state
+    return of_workers
