@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         parser,
         "--seed",
         int,
-        ("fixes the initial weights, the stream and all draws (default: %(default)s)"),
+        "fixes the initial weights, the stream and all draws (default: %(default)s)",
         0,
     )
     return parser
@@ -106,7 +106,7 @@ def _add_buffers(parser: argparse.ArgumentParser) -> None:
         parser,
         "--buffer-size",
         int,
-        ("most samples that a buffer holds (default: a fifth of the stream)"),
+        "most samples that a buffer holds (default: a fifth of the stream)",
     )
     _add(
         parser,

@@ -82,7 +82,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     sizes = group.add_mutually_exclusive_group()
     _add(sizes, "--batch-size", "most samples in a batch", type=int, default=100)
     sizes.add_argument(
-        "--batches", type=int, help=("batches that each block is cut into, instead of --batch-size")
+        "--batches", type=int, help="batches that each block is cut into, instead of --batch-size"
     )
     _add(group, "--lr", "learning rate of SGD with momentum 0.9", type=float, default=0.05)
     shuffles = ("blocks", "total", "none")
@@ -106,7 +106,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         group, "--memory-format", "layout of images in memory", choices=layouts, default=layouts[0]
     )
     group.add_argument(
-        "--validate", action="store_true", help=("evaluate on the test data after every round too")
+        "--validate", action="store_true", help="evaluate on the test data after every round too"
     )
 
 
@@ -116,7 +116,7 @@ def _add_merging(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--blocks",
         type=int,
-        help=(f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)"),
+        help=f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)",
     )
     names = ("synchronous", "commutative", "parameter_server")
     _add(
@@ -160,7 +160,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads",
         type=int,
-        help=("threads of each worker (default: the cores shared among them)"),
+        help="threads of each worker (default: the cores shared among them)",
     )
     _add(
         group,

@@ -20,7 +20,7 @@ def prepare(arguments: argparse.Namespace) -> common.Problem:
 def main() -> int:
     """Run the app and return its exit code."""
     parser = common.make_parser(
-        "fashion_mnist", ("Train on Fashion-MNIST: 60,000 images of clothes in 10 classes.")
+        "fashion_mnist", "Train on Fashion-MNIST: 60,000 images of clothes in 10 classes."
     )
     parser.add_argument(
         "--model",

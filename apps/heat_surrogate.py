@@ -59,17 +59,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--engine",
         str,
         "auto",
-        ("engine that runs the tasks: local, compss, serial or auto"),
+        "engine that runs the tasks: local, compss, serial or auto",
     )
     add_option(
-        parser, "--record-every", float, 1.0, ("seconds between measurements of online training")
+        parser, "--record-every", float, 1.0, "seconds between measurements of online training"
     )
     add_option(
         parser,
         "--output",
         Path,
         Path("runs/heat_surrogate"),
-        ("output folder; existing results are replaced"),
+        "output folder; existing results are replaced",
     )
     return parser
 
@@ -84,7 +84,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--merge-every",
         int,
         50,
-        ("batches between merges; offline rounded to whole epochs"),
+        "batches between merges; offline rounded to whole epochs",
     )
 
 
@@ -95,7 +95,7 @@ def _add_simulations(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--simulators", int, 1, "simulations that run concurrently")
     seen = f"as many as the last online method saw, {heat_runs.SIMULATIONS} without one"
     parser.add_argument(
-        "--offline-simulations", type=int, help=(f"simulations stored in files (default: {seen})")
+        "--offline-simulations", type=int, help=f"simulations stored in files (default: {seen})"
     )
     add_option(parser, "--validation-simulations", int, 10, "simulations for validation")
 
@@ -106,14 +106,14 @@ def _add_buffers(parser: argparse.ArgumentParser) -> None:
         "--buffer-size",
         int,
         2000,
-        ("maximum samples in a worker's buffer, or in a pool of files"),
+        "maximum samples in a worker's buffer, or in a pool of files",
     )
     add_option(
         parser,
         "--threshold",
         int,
         500,
-        ("FIRO and Reservoir give samples while they hold at least this number"),
+        "FIRO and Reservoir give samples while they hold at least this number",
     )
 
 

@@ -48,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--file-buffer",
         int,
         10,
-        ("most files that a worker has in memory; 1 reads none ahead"),
+        "most files that a worker has in memory; 1 reads none ahead",
     )
     add_option(parser, "--seed", int, 0, "fixes the initial weights and the order of samples")
     add_option(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--output",
         Path,
         Path("runs/npz_files"),
-        ("folder of the files, which are replaced if there"),
+        "folder of the files, which are replaced if there",
     )
     return parser
 

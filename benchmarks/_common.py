@@ -81,16 +81,16 @@ def parser(
         options.add_argument("parts", nargs="*", choices=[*names, []], metavar="PART", help=text)
         options.set_defaults(default_parts=default)
     options.add_argument(
-        "--repetitions", type=int, default=repetitions, help=("times that each contestant runs")
+        "--repetitions", type=int, default=repetitions, help="times that each contestant runs"
     )
     if epochs:
         options.add_argument(
-            "--epochs", type=int, default=epochs, help=("epochs (rounds) of each fit")
+            "--epochs", type=int, default=epochs, help="epochs (rounds) of each fit"
         )
     if samples:
         options.add_argument("--samples", type=int, default=samples, help="samples to train on")
     options.add_argument(
-        "--quick", action="store_true", help=("small sizes, to see that the benchmark works")
+        "--quick", action="store_true", help="small sizes, to see that the benchmark works"
     )
     return options
 
@@ -632,7 +632,7 @@ def call(
         if code or not result.exists():
             words = (folder / "output").read_text(errors="replace").splitlines()[-40:]
             raise RuntimeError(
-                "\n".join([(f"{function.__name__} ended with {code}; its last words:"), *words])
+                "\n".join([f"{function.__name__} ended with {code}; its last words:", *words])
             )
         return json.loads(result.read_text())
 

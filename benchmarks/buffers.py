@@ -218,7 +218,7 @@ def report_fits(options: argparse.Namespace) -> None:
         "images in 8 blocks"
     )
     common.print_rates(
-        title, common.in_turn(contestants, options.repetitions), NONE, ("FIRO: >= 0.95")
+        title, common.in_turn(contestants, options.repetitions), NONE, "FIRO: >= 0.95"
     )
 
 
@@ -228,7 +228,7 @@ PARTS = {"batches": report_batches, "fits": report_fits}
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=5, epochs=3, samples=60_000, parts=PARTS)
     options_parser.add_argument(
-        "--seconds", type=float, default=3.0, help=("of each measurement of batches")
+        "--seconds", type=float, default=3.0, help="of each measurement of batches"
     )
     options = common.parsed(options_parser, seconds=0.3, epochs=1, samples=12_000)
     print(common.image_source())

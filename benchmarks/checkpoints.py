@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace, optimizer: str) -> list[str]:
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=2, epochs=32, samples=60_000)
     options_parser.add_argument(
-        "--folder", type=Path, help=("of the checkpoints (default: the temporary one)")
+        "--folder", type=Path, help="of the checkpoints (default: the temporary one)"
     )
     options = common.parsed(options_parser, samples=2_000, epochs=8)
     print(common.image_source())

@@ -76,7 +76,7 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
         "variant",
         "samples/s",
         f"to {EAGER} (goal of both, fp32: {GOAL})",
-        ("s more in the first epoch"),
+        "s more in the first epoch",
     ]
     common.print_table(f"{name}, {precision}", headers, rows)
 

@@ -106,7 +106,7 @@ def report_kills(options: argparse.Namespace) -> None:
         "kills",
         "kept of the samples/s",
         "seconds a kill",
-        (f"{SLOTS} slots, computed"),
+        f"{SLOTS} slots, computed",
     ]
     common.print_table(f"A worker killed every {options.every:g} s, {WORKERS} slots", headers, rows)
 
@@ -188,7 +188,7 @@ def report_link(options: argparse.Namespace) -> None:
         "s after a checkpoint",
         "the fit",
         "same bits as on the local engine",
-        ("longest later round, s"),
+        "longest later round, s",
     ]
     title = f"A link of {options.rate:g} Mbit/s that is down for {options.down:g} s"
     common.print_table(title, headers, rows)
@@ -362,13 +362,13 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[0.1, 1.5, 2.5],
-        help=("seconds from a checkpoint to the break"),
+        help="seconds from a checkpoint to the break",
     )
     link(
         "--keepalive",
         type=float,
         default=20.0,
-        help=("seconds between pings, and for an answer; 0: Ray's own"),
+        help="seconds between pings, and for an answer; 0: Ray's own",
     )
     link("--patience", type=float, default=600.0, help="seconds until a fit has taken too long")
     options = common.parsed(options_parser, epochs=4, samples=10_000, every=2.0, after=[0.1])

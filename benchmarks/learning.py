@@ -532,7 +532,7 @@ def report_accuracy(rows: Sequence[Row]) -> None:
             "seeds",
             "less 1 worker",
             "goal",
-            ("less the first of as many"),
+            "less the first of as many",
         ]
         title = f"{title}: accuracy after {group[0][0].epochs} epochs, %"
         print_table(title, [*headers, "merges", "samples/s"], table)
@@ -591,7 +591,7 @@ def report_peers(rows: Sequence[Row]) -> None:
         "peer",
         "ours",
         "ours less peer",
-        ("samples/s, ours to peer"),
+        "samples/s, ours to peer",
     ]
     title = f"Peers and ours with the same options: accuracy after {rows[0][0].epochs} epochs, %"
     print_table(title, headers, table)
@@ -672,7 +672,7 @@ def parsed() -> argparse.Namespace:
         "--results",
         type=Path,
         default=Path("build/learning.jsonl"),
-        help=("file that results are appended to"),
+        help="file that results are appended to",
     )
     add("--part", default="0/1", help="which part of the fits, of how many, this process runs")
     add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
@@ -682,14 +682,14 @@ def parsed() -> argparse.Namespace:
         nargs="+",
         choices=OPTIMIZERS,
         default=["sgd"],
-        help=("of the groups workers and custom"),
+        help="of the groups workers and custom",
     )
     add("--schedule", choices=("constant", "cosine"), default="constant")
     add(
         "--engine",
         choices=("serial", "local"),
         default="serial",
-        help=("of fits whose time does not matter"),
+        help="of fits whose time does not matter",
     )
     add("--report", nargs="+", type=Path, metavar="FILE", help="print the tables of these files")
     grid = options_parser.add_argument_group("the group time").add_argument

@@ -103,7 +103,7 @@ def skip_without_network() -> None:
         why = (
             f"there is no {' and no '.join(missing)} on the PATH; install iproute2"
             if missing
-            else ("try sudo")
+            else "try sudo"
         )
         print(
             "SKIPPED: needs root and iproute2, to make network namespaces and to limit their "
@@ -624,8 +624,8 @@ def report(options: argparse.Namespace, results: Results) -> None:
         "in epoch 1",
         "of no limit",
         "of DDP",
-        ("merges an epoch"),
-        ("MB a merge"),
+        "merges an epoch",
+        "MB a merge",
     ]
     headers += ["most", "MB in epoch 1", f"s to {options.target:g}%", "of DDP", "seconds are"]
     for link in dict.fromkeys(link for link, _ in results):
@@ -692,7 +692,7 @@ def main() -> None:
         "--batches",
         type=int,
         default=20,
-        help=("whose time is measured where gradients cross a limited link"),
+        help="whose time is measured where gradients cross a limited link",
     )
     add("--whole", action="store_true", help="measure whole epochs there, too")
     options = common.parsed(options_parser, epochs=2, samples=4_000, batches=5, rates=[100.0])

@@ -372,7 +372,7 @@ def main() -> None:
     options_parser.add_argument("checkout", type=Path, nargs="?", help="the paper's programs")
     options_parser.add_argument("--dislib", type=Path, help="a checkout of dislib")
     options_parser.add_argument(
-        "--only", default="", help=("regular expression of the programs to run")
+        "--only", default="", help="regular expression of the programs to run"
     )
     options_parser.add_argument(
         "--sides", nargs="+", choices=(THEIRS, OURS), default=[THEIRS, OURS], help="sides"
@@ -380,29 +380,29 @@ def main() -> None:
     options_parser.add_argument("--rows", type=int, default=4096, help="rows of training data")
     options_parser.add_argument("--pixels", type=int, default=16, help="width and height of images")
     options_parser.add_argument(
-        "--narrow", type=int, default=8, help=("divisor of the channels of NFNet")
+        "--narrow", type=int, default=8, help="divisor of the channels of NFNet"
     )
     options_parser.add_argument("--batch", type=int, default=64, help="rows of a batch of images")
     options_parser.add_argument(
-        "--batches", type=int, default=8, help=("batches of a block of the regressions")
+        "--batches", type=int, default=8, help="batches of a block of the regressions"
     )
     options_parser.add_argument(
-        "--units", type=int, default=2, help=("tasks at a time under COMPSs, on each node")
+        "--units", type=int, default=2, help="tasks at a time under COMPSs, on each node"
     )
     options_parser.add_argument(
         "--nodes", type=int, default=1, help="nodes: network namespaces if several, or with --cores"
     )
     options_parser.add_argument("--cores", type=float, help="cores of each node, such as 0.25")
     options_parser.add_argument(
-        "--plain", action="store_true", help=("plain Python also where there is COMPSs")
+        "--plain", action="store_true", help="plain Python also where there is COMPSs"
     )
     options_parser.add_argument(
         "--unchanged",
         action="store_true",
-        help=("change nothing but the import: ours does not crop, flip and clip"),
+        help="change nothing but the import: ours does not crop, flip and clip",
     )
     options_parser.add_argument(
-        "--verbose", action="store_true", help=("print all of the errors of programs")
+        "--verbose", action="store_true", help="print all of the errors of programs"
     )
     options = parsed(options_parser, rows=512, epochs=2)
     if options.checkout is None or options.dislib is None:
@@ -424,7 +424,7 @@ def main() -> None:
         how = (
             f"runcompss, {options.nodes} nodes, {options.units} units"
             if runner.compss
-            else ("plain Python")
+            else "plain Python"
         )
         how += f", {options.cores} cores each" if options.cores else ""
         print(

@@ -140,7 +140,7 @@ def report_large(megabytes: int, keys: int, repetitions: int) -> None:
         found = common.in_turn(rates, repetitions + 1)
     found = {label: values[1:] for label, values in found.items()}  # the first one allocates memory
     common.print_rates(
-        f"Push and pull of {megabytes} MB as {keys} key(s)", found, BARE, ">= 0.5", ("per s"), ".2f"
+        f"Push and pull of {megabytes} MB as {keys} key(s)", found, BARE, ">= 0.5", "per s", ".2f"
     )
     for label, values in found.items():
         print(f"{label}: {common.spread([1000 / value for value in values], ',.0f')} ms")

@@ -174,7 +174,7 @@ def report_engines(options: argparse.Namespace) -> None:
     kinds = (
         "fetched one at a time",
         "each takes the one before",
-        (f"independent, {UNITS} at a time"),
+        f"independent, {UNITS} at a time",
     )
     print_parts("An empty task", "tasks", [*kinds, "processor time of the coordinator"], "ms", 1000)
     largest = max(range(len(cases)), key=lambda number: cases[number][0])
@@ -313,10 +313,10 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[1.0, 10.0, 100.0],
-        help=("MB of parameters of two workers"),
+        help="MB of parameters of two workers",
     )
     engines(
-        "--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help=(f"with {SMALL} MB")
+        "--workers", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], help=f"with {SMALL} MB"
     )
     coordinator("--many", type=int, default=10_000, help="workers, and blocks")
     coordinator(
@@ -324,7 +324,7 @@ def main() -> None:
         type=int,
         nargs="+",
         default=[0, 64],
-        help=("slots to run; 0 for one for each worker"),
+        help="slots to run; 0 for one for each worker",
     )
     coordinator("--shuffles", nargs="+", default=["none", "blocks", "total", "partial"])
     options = common.parsed(options_parser, epochs=3, sizes=[1.0, 10.0], workers=[2, 8], many=100)

@@ -130,7 +130,7 @@ def main() -> None:
         "--results",
         type=Path,
         default=Path("build/speedup.jsonl"),
-        help=("file that accuracies are appended to"),
+        help="file that accuracies are appended to",
     )
     add("--points", type=float, default=0.5, help="percent below one worker's accuracy at the end")
     options_parser.set_defaults(engine="serial", schedule="constant")

@@ -74,7 +74,7 @@ def main() -> None:
         "ours, from fit",
         "2 bare spawned processes",
         "ours / bare",
-        ("target (ours)"),
+        "target (ours)",
     ]
     common.print_table("Start of the local engine", headers, rows)
 

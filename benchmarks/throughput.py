@@ -212,7 +212,7 @@ def report(
             ]
         )
     common.print_table(
-        title, ["contestant", "samples/s", *peers, "mean test accuracy", ("workers busy %")], rows
+        title, ["contestant", "samples/s", *peers, "mean test accuracy", "workers busy %"], rows
     )
 
 
@@ -233,7 +233,7 @@ def report_peers(options: argparse.Namespace) -> None:
         }
         goals = {
             f"to {limit} (goal 0.97)": limit,
-            (f"to {ddp} (goal {1.4 if name == 'MLP' else 1.05})"): ddp,
+            f"to {ddp} (goal {1.4 if name == 'MLP' else 1.05})": ddp,
         }
         to = {header: lambda _, label=label: label for header, label in goals.items()}
         report(
@@ -297,12 +297,12 @@ def main() -> None:
         nargs="+",
         default=[],
         metavar="FOLDER",
-        help=("its checkout and what it needs"),
+        help="its checkout and what it needs",
     )
     add(
         "--copies",
         action="store_true",
-        help=("make each of dislib's blocks a tensor of its own before the fit"),
+        help="make each of dislib's blocks a tensor of its own before the fit",
     )
     # A task of dislib's takes half a second, however small: 64 blocks are not quick.
     options = common.parsed(options_parser, epochs=2, samples=6_400, blocks=[2, 8])

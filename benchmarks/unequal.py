@@ -73,7 +73,7 @@ def measure(
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=8, samples=12_000)
     options_parser.add_argument(
-        "--workers", type=int, nargs="+", default=WORKERS, help=("workers on the two slots")
+        "--workers", type=int, nargs="+", default=WORKERS, help="workers on the two slots"
     )
     options = common.parsed(options_parser, epochs=1, samples=2_000)
     images = common.load_images(options.samples)

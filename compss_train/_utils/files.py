@@ -133,7 +133,7 @@ def check_writable(path: Path) -> None:
     """
     if is_special_file(path):
         raise FileExistsError(
-            errno.EEXIST, ("it exists and is not a regular file; give another path"), str(path)
+            errno.EEXIST, "it exists and is not a regular file; give another path", str(path)
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):

@@ -31,7 +31,7 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     """
     return int(
         _number(
-            name, value, Integral, lambda given: given >= least, (f"an integer of at least {least}")
+            name, value, Integral, lambda given: given >= least, f"an integer of at least {least}"
         )
     )
 
@@ -44,14 +44,14 @@ def check_integer(name: str, value: Any) -> int:
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
     return float(
-        _number(name, value, Real, lambda given: 0 < given < inf, ("a number above 0, or None"))
+        _number(name, value, Real, lambda given: 0 < given < inf, "a number above 0, or None")
     )
 
 
 def check_seconds(name: str, value: Any) -> float:
     """Return ``value`` as seconds; raise ``ValueError`` unless it is a finite number above 0."""
     return float(
-        _number(name, value, Real, lambda given: 0 < given < inf, ("a number of seconds above 0"))
+        _number(name, value, Real, lambda given: 0 < given < inf, "a number of seconds above 0")
     )
 
 
@@ -60,14 +60,14 @@ def check_non_negative(name: str, value: Any) -> float:
     0.
     """
     return float(
-        _number(name, value, Real, lambda given: 0 <= given < inf, ("a number of at least 0"))
+        _number(name, value, Real, lambda given: 0 <= given < inf, "a number of at least 0")
     )
 
 
 def check_fraction(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a number between 0 and 1."""
     return float(
-        _number(name, value, Real, lambda given: 0 < given < 1, ("a number above 0 and below 1"))
+        _number(name, value, Real, lambda given: 0 < given < 1, "a number above 0 and below 1")
     )
 
 
@@ -173,7 +173,7 @@ class Suggesting:
             hint = (self._meaning or suggestion(name, known)) if name[:1] != "_" else ""
             # With ``name=``, Python adds no suggestion of its own.
             raise AttributeError(
-                (f"{type(self).__name__!r} object has no attribute {name!r}{hint}"), name=name
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name
             )
 
 
@@ -215,7 +215,7 @@ def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> N
             hint = (
                 f"did you mean {meant}?"
                 if meant
-                else (f"it takes {', '.join(accepted).removeprefix('self, ')}")
+                else f"it takes {', '.join(accepted).removeprefix('self, ')}"
             )
             raise TypeError(
                 f"{_called(function)}() got an unexpected keyword argument {name!r}; {hint}"

@@ -56,9 +56,7 @@ def make_parser() -> Parser:
             "Train PyTorch models with many workers, on this machine or on a cluster of "
             "COMPSs or Ray."
         ),
-        epilog=(
-            "compss-train COMMAND --help describes a command. To start: compss-train fit --example"
-        ),
+        epilog="compss-train COMMAND --help describes a command. To start: compss-train fit --example",
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -90,10 +88,10 @@ def fit_arguments(parser: Parser) -> None:
     checkpoint.
     """
     parser.add_argument(
-        "file", type=_path, nargs="?", metavar="FILE", help=("a TOML file, or the folder of a run")
+        "file", type=_path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run"
     )
     parser.add_argument(
-        "--example", action="store_true", help=("print a TOML file that trains, with comments")
+        "--example", action="store_true", help="print a TOML file that trains, with comments"
     )
     keys = "print the keys of all sections, with their defaults and types"
     parser.add_argument("--keys", action="store_true", help=keys)
@@ -101,7 +99,7 @@ def fit_arguments(parser: Parser) -> None:
     folder: dict[str, Any] = {"const": "output.folder", "metavar": "FOLDER"}
     folder["type"] = lambda text: str(_path(text).absolute())
     parser.add_argument(
-        "--output", action=_Setting, help=("folder of the run's files (output.folder)"), **folder
+        "--output", action=_Setting, help="folder of the run's files (output.folder)", **folder
     )
     again = parser.add_mutually_exclusive_group()
     resume = "continue the run in the folder from its last checkpoint, or start one"
@@ -192,10 +190,10 @@ def _add_x(parser: Parser) -> None:
 def _add_run(parser: Parser) -> None:
     """Add the run whose network is used."""
     parser.add_argument(
-        "run", type=_path, metavar="RUN", help=("folder of a run: output of compss-train fit")
+        "run", type=_path, metavar="RUN", help="folder of a run: output of compss-train fit"
     )
     parser.add_argument(
-        "--best", action="store_true", help=("use its best checkpoint (default: final parameters)")
+        "--best", action="store_true", help="use its best checkpoint (default: final parameters)"
     )
     trust = (
         "import the modules that the run's file names without printing them, even if it "
@@ -297,14 +295,14 @@ def shard_arguments(parser: Parser) -> None:
     inputs = f"files of one kind ({kinds}) or quoted patterns, or NAME=FILE.npy for each array"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
     parser.add_argument(
-        "--output", type=_path, required=True, metavar="FOLDER", help=("folder of the new files")
+        "--output", type=_path, required=True, metavar="FOLDER", help="folder of the new files"
     )
     parser.add_argument("--rows", type=int, required=True, help="samples per file")
     keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
     parser.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
     formats = "npz (default), npz-compressed, npy, pt or h5"
     parser.add_argument(
-        "--format", metavar="FORMAT", default="npz", help=(f"format of the files: {formats}")
+        "--format", metavar="FORMAT", default="npz", help=f"format of the files: {formats}"
     )
     buffer = "shuffle the samples, in two buffers of this size (default: keep their order)"
     parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
@@ -320,13 +318,13 @@ def send_arguments(parser: Parser) -> None:
     """
     parser.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
     parser.add_argument(
-        "--x", required=True, metavar="SHAPE", help=("shape of a sample's x, such as 6 or 3x64x64")
+        "--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64"
     )
     parser.add_argument("--y", metavar="SHAPE", help="shape of its y (default: no y)")
     dtype = "dtype of x and y, in this machine's byte order (default: float32)"
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=dtype)
     parser.add_argument(
-        "--steps", action="store_true", help=("each record starts with its time step, an int64")
+        "--steps", action="store_true", help="each record starts with its time step, an int64"
     )
     samples = (
         "how many samples there must be: a pipe does not tell whether the solver has ended well"
@@ -335,7 +333,7 @@ def send_arguments(parser: Parser) -> None:
     name = "name of this stream: samples that arrived under it before are not sent again"
     parser.add_argument("--name", help=name)
     parser.add_argument(
-        "--token", help=(f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})")
+        "--token", help=f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})"
     )
     timeout = "seconds to wait for the fit to start (default: 60)"
     parser.add_argument("--timeout", type=float, default=60.0, help=timeout)
@@ -364,10 +362,10 @@ def doctor_arguments(parser: Parser) -> None:
     engine = "the engine whose needs are checked (default: compss); ray: the cluster at RAY_ADDRESS"
     parser.add_argument("--engine", choices=("compss", "ray"), default="compss", help=engine)
     parser.add_argument(
-        "--project", type=_path, metavar="FILE", help=("the project.xml for runcompss")
+        "--project", type=_path, metavar="FILE", help="the project.xml for runcompss"
     )
     parser.add_argument(
-        "--resources", type=_path, metavar="FILE", help=("the resources.xml for runcompss")
+        "--resources", type=_path, metavar="FILE", help="the resources.xml for runcompss"
     )
     nodes = "hosts to check (default: those of --project)"
     parser.add_argument(

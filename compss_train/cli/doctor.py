@@ -118,7 +118,7 @@ def as_text(findings: Sequence[Finding], engine: str) -> str:
     width = max(len(finding.name) for finding in findings)
     lines = [
         f"{finding.state:8} {finding.name:{width}}  {finding.found}"
-        + (finding.advice and (f"; {finding.advice}"))
+        + (finding.advice and f"; {finding.advice}")
         for finding in findings
     ]
     if missing := [finding.name for finding in findings if finding.state == "missing"]:
@@ -153,7 +153,7 @@ def check_pycompss() -> Iterator[Finding]:
     elif extensions and not any(name.endswith((suffix, ".abi3.so")) for name in extensions):
         built = f"{found}, compiled as {extensions[0]}"
         yield Finding(
-            "pycompss", "missing", built, (f"use that Python, or build COMPSs for {suffix}")
+            "pycompss", "missing", built, f"use that Python, or build COMPSs for {suffix}"
         )
     else:
         yield Finding("pycompss", "ok", found)
@@ -173,7 +173,7 @@ def check_compss_home() -> Iterator[Finding]:
         yield Finding(
             "COMPSS_HOME",
             "ok",
-            str(home) if "COMPSS_HOME" in os.environ else (f"not set, but {home}"),
+            str(home) if "COMPSS_HOME" in os.environ else f"not set, but {home}",
         )
 
 
@@ -182,7 +182,7 @@ def check_java() -> Iterator[Finding]:
     home = os.environ.get("JAVA_HOME")
     if not home:
         yield Finding(
-            "JAVA_HOME", "warning", "not set", ("set it to a JDK, whose libjvm.so COMPSs loads")
+            "JAVA_HOME", "warning", "not set", "set it to a JDK, whose libjvm.so COMPSs loads"
         )
     result = run_program([f"{home}/bin/java" if home else "java", "-version"])
     yield verdict("java", result.code == 0, result.first_line, JAVA_ADVICE)
@@ -198,7 +198,7 @@ def check_runcompss() -> Iterator[Finding]:
         advice = (
             f'export PATH="{scripts}:$PATH"'
             if scripts.is_dir()
-            else (f"install COMPSs: {COMPSS_DOCS}")
+            else f"install COMPSs: {COMPSS_DOCS}"
         )
         yield Finding("runcompss", "missing", "not on the PATH", advice)
         return
@@ -221,7 +221,7 @@ def _read(
             findings.append(Finding(name, "ok", f"{path}: {', '.join(nodes) or 'no nodes'}"))
     except configuration.UNREADABLE as error:
         findings.append(
-            Finding(name, "missing", f"{path}: {error}", ("compss-train configure writes one"))
+            Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one")
         )
     return nodes
 
@@ -242,7 +242,7 @@ def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[F
     if node.cpus > logical:
         binding = "COMPSs binds each unit to a core, and tasks beyond the cores die"
         yield Finding(
-            name, "missing", found, (f"{binding}: {advice}, or runcompss --cpu_affinity=disabled")
+            name, "missing", found, f"{binding}: {advice}, or runcompss --cpu_affinity=disabled"
         )
     elif node.cpus > physical:
         yield Finding(name, "warning", found, f"two units on one core slow each other: {advice}")
@@ -302,7 +302,7 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
         same = _significant(name, there) == _significant(name, version or "")
         found = there if same else f"{there}, but {version} here"
         yield verdict(
-            label, same, found, ("tasks are sent as pickles: use the same version on all nodes")
+            label, same, found, "tasks are sent as pickles: use the same version on all nodes"
         )
     found = str(folder) if answer["compss"] else f"not in {folder}"
     advice = "install it there or correct InstallDir in project.xml"
@@ -310,7 +310,7 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
     if not answer["java"]:
         found = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
         yield Finding(
-            f"java on {node}", "missing", found, ("install a JDK, or export JAVA_HOME in ~/.bashrc")
+            f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc"
         )
     if declared and not is_local(node):
         yield from judge_node(declared, answer["cpus"], answer["cpus"], answer["gpus"])

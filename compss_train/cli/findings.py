@@ -44,7 +44,7 @@ class ProgramResult:
     def first_line(self) -> str:
         """The first line that is not blank."""
         return next(
-            (line.strip() for line in self.output.splitlines() if line.strip()), ("no answer")
+            (line.strip() for line in self.output.splitlines() if line.strip()), "no answer"
         )
 
 

@@ -42,7 +42,7 @@ def fit(options: argparse.Namespace) -> int:
     if options.file is None:
         raise ValueError("name a TOML file; compss-train fit --example prints one to start with")
     run_file = run_files.read_run_file(
-        options.file, options.settings, ("compss-train fit --example prints one")
+        options.file, options.settings, "compss-train fit --example prints one"
     )
     with trust.working_directory(run_file):
         run = training.prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
@@ -56,7 +56,7 @@ def _dry_run(run: training.TrainingRun) -> int:
             trainer.check_fit(**run.arguments)
         except Exception as error:  # the network and other code of the user may raise any kind
             message = run_files.append_notes(
-                (f"the fit would fail: {run_files.format_exception(error)}"), error
+                f"the fit would fail: {run_files.format_exception(error)}", error
             )
             print(f"compss-train fit: {message}", file=sys.stderr)
             return 2

@@ -60,7 +60,7 @@ def check_ray() -> Iterator[Finding]:
     """
     version = installed_version("ray")
     yield verdict(
-        "ray", version is not None, version or "not installed", ("pip install 'compss_train[ray]'")
+        "ray", version is not None, version or "not installed", "pip install 'compss_train[ray]'"
     )
     if version is None:
         return
@@ -84,13 +84,13 @@ def check_ray() -> Iterator[Finding]:
         advice = "install the same compss_train on every node"
         if "error" in node:
             yield Finding(
-                name, "missing", (f"{found}, cannot import compss_train: {node['error']}"), advice
+                name, "missing", f"{found}, cannot import compss_train: {node['error']}", advice
             )
         elif node["version"] != __version__:
             yield Finding(
                 name,
                 "warning",
-                (f"{found}, compss_train {node['version']} instead of {__version__}"),
+                f"{found}, compss_train {node['version']} instead of {__version__}",
                 advice,
             )
         else:

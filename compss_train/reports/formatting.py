@@ -124,7 +124,7 @@ def duration(seconds: float) -> str:
     return (
         f"{minutes} min {rest:02d} s"
         if minutes < 60
-        else (f"{minutes // 60:,} h {minutes % 60:02d} min")
+        else f"{minutes // 60:,} h {minutes % 60:02d} min"
     )
 
 

@@ -60,7 +60,7 @@ class Errors:
             text = (
                 "".join(f"\n  {message}" for message in self.messages)
                 if several
-                else (f" {self.messages[0]}")
+                else f" {self.messages[0]}"
             )
             raise RunFileError(f"{source}:{text}") from self._cause
 
@@ -142,7 +142,7 @@ class RunFile:
             elif name != HOME and not isinstance(value, dict):
                 errors.add(
                     "top level",
-                    (f"{name} = {value!r} is not a section; write [{name}] and its keys below"),
+                    f"{name} = {value!r} is not a section; write [{name}] and its keys below",
                 )
 
 

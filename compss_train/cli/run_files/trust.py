@@ -112,7 +112,7 @@ def modules_beside(home: Path, names: Iterable[str]) -> list[str]:
             place = (
                 "in Python's library"
                 if other is None or other.origin is None
-                else (f"in {other.origin}")
+                else f"in {other.origin}"
             )
             raise RunFileError(
                 f"{home / name} has the name of a module {place}; rename it, also where it is "
