@@ -14,9 +14,7 @@ class DivergedError(ArithmeticError):
     """A loss or parameter became NaN or infinite; lower the learning rate or check the data."""
 
     sample: tuple[int, int, str] | None = None
-    """The first one with NaN or infinity that an online fit got: simulation, step, and ``"x"`` or
-    ``"y"``.
-    """
+    """Simulation, step, and ``"x"`` or ``"y"`` of the first one that an online fit got."""
 
 
 class WorkerLostError(RuntimeError):
@@ -32,9 +30,7 @@ class EngineClosedError(RuntimeError):
 
 
 class TaskCancelledError(RuntimeError):
-    """A value was asked for whose task was cancelled, or that was freed, as the fit that made it
-    has failed.
-    """
+    """A value was asked for that is gone: the fit that made it has failed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -47,14 +43,13 @@ class TrainingEndedError(RuntimeError):
 
 
 class SimulationError(RuntimeError):
-    """The first simulations have failed before any sample, none is complete, or a sample does not
-    fit others.
-    """
+    """No simulation has given samples, none is complete, or a sample does not fit others."""
 
 
 class BadFileError(ValueError):
-    """A file cannot be read or has invalid contents. ``file`` is its name, ``reason`` the
-    problem.
+    """A file cannot be read or has invalid contents.
+
+    ``file`` is its name, ``reason`` the problem.
     """
 
     def __init__(self, file: str, reason: str) -> None:
@@ -67,11 +62,11 @@ class BadFileError(ValueError):
 
 
 class BadCheckpointError(ValueError):
-    """A checkpoint is incomplete, damaged or of another format. ``path`` is its folder, ``reason``
-    the problem.
+    """A checkpoint is incomplete, damaged or of another format.
 
-    ``good`` is the latest valid checkpoint in the same folder, from which a fit can resume, or
-    ``None``. ``damaged`` is false for a checkpoint in another version of the format.
+    ``path`` is its folder, ``reason`` the problem. ``good`` is the latest valid checkpoint in the
+    same folder, from which a fit can resume, or ``None``. ``damaged`` is false for a checkpoint in
+    another version of the format.
     """
 
     def __init__(self, path: Path, reason: str, *, damaged: bool = True) -> None:
@@ -87,10 +82,10 @@ class BadCheckpointError(ValueError):
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch
-    """The traceback of a task's exception as text: the cause of that exception when the coordinator
-    raises it.
+    """The traceback of a task's exception as text.
 
-    Lines of source that the worker did not have, such as a notebook's, are those of this process.
+    It is the cause of that exception when the coordinator raises it. Lines of source that the
+    worker did not have, such as a notebook's, are those of this process.
     """
 
     def __init__(self, text: str) -> None:

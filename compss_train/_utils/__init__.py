@@ -1,6 +1,4 @@
-"""Helpers of all packages: closable objects, validation, imports, files and locks; also the
-version.
-"""
+"""The version, and helpers of all packages: closable objects, validation, imports, files, locks."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Self
@@ -25,8 +23,9 @@ class Closable(ABC):
 
 
 class PickledByFields:
-    """A dataclass with slots that is pickled by its fields: the default takes several times as
-    long.
+    """A dataclass with slots that is pickled by its fields.
+
+    The default takes several times as long.
     """
 
     __slots__: tuple[str, ...] = ()

@@ -1,6 +1,4 @@
-"""Files and folders: atomic writes, folder locks, and folders that are removed even after a
-kill.
-"""
+"""Files and folders: atomic writes, locks, and folders that are removed even after a kill."""
 
 import errno
 import fcntl
@@ -19,8 +17,9 @@ from filelock import FileLock, Timeout
 
 
 class Disk:
-    """File operations that must survive a kill; tests pass one that fails or forgets what was not
-    synced.
+    """File operations that must survive a kill.
+
+    Tests pass one that fails, or forgets what was not synced.
     """
 
     def make_folder(self, path: Path) -> None:
@@ -78,12 +77,11 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path``
-    after the block.
+    """Yield a temporary path in the same folder, and rename it to ``path`` after the block.
 
-    If the block raises, the temporary file is removed and ``path`` is unchanged. An ``OSError``
-    about the temporary file, or about no file, is raised as one about ``path``. Raises
-    ``FileNotFoundError`` if the folder does not exist.
+    The temporary path has the same suffix. If the block raises, the temporary file is removed and
+    ``path`` is unchanged. An ``OSError`` about the temporary file, or about no file, is raised as
+    one about ``path``. Raises ``FileNotFoundError`` if the folder does not exist.
     """
     path = Path(path)
     check_folder(path)
@@ -108,12 +106,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def check_private(folder: Path) -> Path:
-    """Return a folder that only this user can write to; raise ``ValueError`` for another, or for a
-    link to one.
+    """Return a folder that only this user can write to.
+
+    Raises ``ValueError`` for another one, or for a link to one.
     """
     status = folder.lstat()
-    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    is_of_user = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_of_user or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(
             f"{folder}: others could write to it; give (or set TMPDIR to) your own, or remove it"
         )
@@ -126,15 +125,14 @@ def is_special_file(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Create an empty file and its folders, unless it exists; raise ``OSError`` if it cannot be
-    written.
+    """Create an empty file and its folders, unless it exists.
 
-    Special files such as ``/dev/null`` are refused, because an atomic write would replace them.
+    Raises ``OSError`` if it cannot be written. Special files such as ``/dev/null`` are refused,
+    because an atomic write would replace them.
     """
     if is_special_file(path):
-        raise FileExistsError(
-            errno.EEXIST, "it exists and is not a regular file; give another path", str(path)
-        )
+        reason = "it exists and is not a regular file; give another path"
+        raise FileExistsError(errno.EEXIST, reason, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):
         pass
@@ -164,20 +162,16 @@ def check_space(folder: Path, size: int) -> None:
 
 
 MINIMUM_AGE = 60.0
-"""Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked
-yet.
-"""
+"""Seconds after which a temporary folder without a lock is abandoned: a new one has none yet."""
 
 LOCK_FILE = ".lock"
-
 
 SHARED_MEMORY = Path("/dev/shm")
 """An in-memory file system, where one exists."""
 
 
 class FolderLock:
-    """A lock on a folder that a program writes to, or on one ``file`` in it, to keep other programs
-    out.
+    """A lock that keeps other programs out of a folder, or of one ``file`` in it.
 
     It is an ``flock`` of another file in the folder. The system releases it when the program dies,
     and network file systems share it between nodes. On a file system without locks nothing is
@@ -190,16 +184,15 @@ class FolderLock:
         self._lock: FileLock | None = None
 
     def acquire(self) -> bool:
-        """Acquire the lock unless it is held already; return ``False`` if the file system has no
-        locks.
+        """Acquire the lock unless it is held already.
 
-        Raises ``BlockingIOError`` if another program holds it, or another fit of this program.
+        Returns ``False`` if the file system has no locks. Raises ``BlockingIOError`` if another
+        program holds the lock, or another fit of this program.
         """
         if self._lock is not None:
             return True
-        path = self._folder.absolute() / (
-            LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}"
-        )
+        lock_file = LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}"
+        path = self._folder.absolute() / lock_file
         lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
         try:
             # The holder may remove the file while we open it.
@@ -208,13 +201,13 @@ class FolderLock:
             owner = ""
             with suppress(OSError):
                 owner = path.read_text(encoding="utf-8", errors="replace")[:200]
-            what = (
-                f"this {'folder' if self._file is None else 'file'}; wait until it ends, or "
-                "choose another"
+            kind = "folder" if self._file is None else "file"
+            reason = (
+                f"{owner or 'another program'} is writing to this {kind}; "
+                "wait until it ends, or choose another"
             )
-            reason = f"{owner or 'another program'} is writing to {what}"
-            named = str(self._folder / (self._file or ""))
-            raise BlockingIOError(errno.EWOULDBLOCK, reason, named) from error
+            locked_path = str(self._folder / (self._file or ""))
+            raise BlockingIOError(errno.EWOULDBLOCK, reason, locked_path) from error
         except OSError as error:
             if error.filename is not None:  # the file could not be opened
                 raise
@@ -223,8 +216,9 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Release the lock, also for forked processes, and remove its file; do nothing if it is not
-        held.
+        """Release the lock, also for forked processes, and remove its file.
+
+        Does nothing if it is not held.
         """
         if self._lock is None:
             return
@@ -243,8 +237,7 @@ def _write_owner(descriptor: int) -> None:
 
 
 class TemporaryFolder:
-    """A locked folder in ``parent``, the system's temporary folder by default, which ``create``
-    makes.
+    """A locked folder, which ``create`` makes in ``parent``, the system's temporary folder.
 
     The path is known before the folder exists, so that its removal can be registered first: an
     interrupt at any time leaves nothing behind. ``name`` is the name of the same folder on another
@@ -253,9 +246,8 @@ class TemporaryFolder:
 
     def __init__(self, parent: str | None = None, name: str | None = None) -> None:
         self._parent = parent or tempfile.gettempdir()
-        self.path = os.path.join(
-            self._parent, name or f"compss_train-{os.getpid()}-{secrets.token_hex(6)}"
-        )
+        new_name = f"compss_train-{os.getpid()}-{secrets.token_hex(6)}"
+        self.path = os.path.join(self._parent, name or new_name)
         self._lock = FolderLock(Path(self.path))
 
     def create(self) -> None:

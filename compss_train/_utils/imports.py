@@ -17,8 +17,7 @@ from types import ModuleType
 from typing import Any
 
 FOLDER_MODULES = "COMPSS_TRAIN_FOLDER_MODULES"
-"""The environment variable by which worker processes get the arguments of ``FolderModules``, as
-JSON.
+"""The environment variable that gives worker processes the arguments of ``FolderModules`` as JSON.
 """
 
 
@@ -33,11 +32,9 @@ class FolderModules(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module is, or ``None`` (PEP 451)."""
-        return (
-            PathFinder.find_spec(fullname, [self.folder])
-            if path is None and fullname in self.names
-            else None
-        )
+        if path is not None or fullname not in self.names:
+            return None
+        return PathFinder.find_spec(fullname, [self.folder])
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
@@ -49,10 +46,9 @@ def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list
     namespace = vars(sys.modules[package])
     stub = ast.parse(Path(namespace["__file__"]).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    homes = {name.name: str(node.module) for node in imports for name in node.names}
-    submodules = [
-        each.name for each in pkgutil.iter_modules(namespace["__path__"]) if each.name[0] != "_"
-    ]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    modules = pkgutil.iter_modules(namespace["__path__"])
+    submodules = [module.name for module in modules if not module.name.startswith("_")]
 
     def getattribute(name: str) -> object:
         if name in homes:

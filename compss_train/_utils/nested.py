@@ -1,5 +1,4 @@
-"""Values in tuples, lists and dicts: where x, y or outputs are several tensors, these are its
-leaves.
+"""Values in tuples, lists and dicts: where x, y or outputs are several tensors, the leaves.
 
 Anything else is a leaf itself, so that one tensor needs no special case; so is a tuple that moves
 its tensors to devices by itself, as torch's ``PackedSequence`` does.
@@ -12,9 +11,7 @@ _SEQUENCES = (tuple, list)  # a tuple of types: isinstance takes several times a
 
 
 def is_sequence(value: Any) -> bool:
-    """Return whether a value is a tuple or list of several values, and not one value that moves by
-    its ``to``.
-    """
+    """Return whether a value is a tuple or list of values, and not one that moves by its ``to``."""
     return isinstance(value, _SEQUENCES) and not hasattr(value, "to")
 
 
@@ -22,7 +19,9 @@ def leaves(value: Any) -> list[Any]:
     """Return the leaves of a value; dicts are traversed in insertion order."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in leaves(item)]
-    return [leaf for item in value for leaf in leaves(item)] if is_sequence(value) else [value]
+    if is_sequence(value):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
 
 
 def rebuilt(template: Any, values: Iterable[Any]) -> Any:
@@ -30,20 +29,19 @@ def rebuilt(template: Any, values: Iterable[Any]) -> Any:
 
     Of an iterator, later leaves stay for later calls.
     """
-    left = iter(values)
-    return map_leaves(lambda _: next(left), template)
+    remaining = iter(values)
+    return map_leaves(lambda _: next(remaining), template)
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with the tuples, lists and dicts of this one, and the results of the function
-    as leaves.
-    """
+    """Return the tuples, lists and dicts of a value, with results of the function as leaves."""
     if isinstance(value, dict):
         return {name: map_leaves(function, item) for name, item in value.items()}
     if is_sequence(value):
         items = [map_leaves(function, item) for item in value]
-        named = hasattr(value, "_fields")
-        return type(value)(*items) if named else tuple(items) if isinstance(value, tuple) else items
+        if hasattr(value, "_fields"):  # a named tuple
+            return type(value)(*items)
+        return tuple(items) if isinstance(value, tuple) else items
     return function(value)
 
 

@@ -1,8 +1,7 @@
-"""What the package does with private names of torch, torchmetrics, datasets and Ray: there are no
-public ones.
+"""What the package does with private names of torch, torchmetrics, datasets and Ray.
 
-A release of theirs may change them: ``tests/_utils/test_private_names.py`` lists them, and is what
-fails then.
+There are no public ones for it. A release of theirs may change them:
+``tests/_utils/test_private_names.py`` lists them, and is what fails then.
 """
 
 import sys
@@ -21,23 +20,23 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module normalizes by the statistics of batches, and keeps averages of
-    them.
-    """
+    """Return whether a module normalizes by statistics of batches, and keeps averages of them."""
     return isinstance(module, _BatchNorm)
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return the parameters and persistent buffers of a module itself, and ``None`` for those that
-    it lacks.
+    """Return the parameters and persistent buffers of a module itself, without its submodules.
+
+    Those that it declares but lacks are ``None``.
     """
     kept = {**module._parameters, **module._buffers}
     return {name: kept[name] for name in kept if name not in module._non_persistent_buffers_set}
 
 
 def spectral_vectors(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Return the singular vectors by which a module normalizes weights, in the new and in the old
-    way of torch.
+    """Return the singular vectors by which a module normalizes weights.
+
+    Torch has a new and an old way to do so.
     """
     if isinstance(module, parametrizations._SpectralNorm):
         yield from module.buffers()
@@ -56,8 +55,9 @@ def parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
 
 
 def call_by(module: nn.Module, call: Callable[..., Any]) -> None:
-    """Have calls of a module, hooks included, made by a function; a copy of the module does not
-    have it.
+    """Have calls of a module, hooks included, made by a function.
+
+    A copy of the module does not have it.
     """
     module._compiled_call_impl = call
 
@@ -104,10 +104,9 @@ def worker_info(info: WorkerInfo) -> Iterator[None]:
 
 
 def fetched_ahead(value: object) -> tuple[int, bool] | None:
-    """Return how many batches an iteration of a ``DataLoader`` fetches ahead, and whether it keeps
-    their order.
+    """Return how many batches an iteration of a ``DataLoader`` fetches ahead.
 
-    ``None`` for all other objects.
+    The second value is whether it keeps their order. ``None`` for all other objects.
     """
     if not isinstance(value, _BaseDataLoaderIter):
         return None
@@ -119,14 +118,12 @@ def fetched_ahead(value: object) -> tuple[int, bool] | None:
 
 def reductions(metric: Any) -> Mapping[str, Any]:
     """Return by name how states of a torchmetrics metric are merged."""
-    found: Mapping[str, Any] = metric._reductions
-    return found
+    by_name: Mapping[str, Any] = metric._reductions
+    return by_name
 
 
 def set_merged(metric: Any, updates: Iterable[int]) -> None:
-    """Tell a torchmetrics metric that its states are merged from copies with these numbers of
-    updates.
-    """
+    """Tell a torchmetrics metric that it is merged from copies with these numbers of updates."""
     metric._update_count = sum(updates)
     metric._to_sync = False  # even if this process belongs to a torch.distributed group
 
@@ -137,8 +134,6 @@ def row_numbers(dataset: Any) -> Any:
 
 
 def forget_last_cluster(ray: ModuleType) -> None:
-    """Have Ray forget the settings and the token of the last cluster that this program has tried to
-    join.
-    """
+    """Have Ray forget the settings and the token of the last cluster that it has tried to join."""
     ray._raylet.Config.initialize("")
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()

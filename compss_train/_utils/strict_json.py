@@ -21,17 +21,17 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, **options: An
 
 
 def _as_text(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return next(
-            text for text, number in NOT_FINITE.items() if number == value or math.isnan(value)
-        )
-    return value
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value that ``dumps`` wrote, with numbers for their texts; also what ``json.dumps``
-    wrote.
-    """
-    return map_leaves(
-        lambda leaf: NOT_FINITE.get(leaf, leaf) if isinstance(leaf, str) else leaf, json.loads(text)
-    )
+    """Return the value that ``dumps`` or ``json.dumps`` wrote, with numbers for their texts."""
+    return map_leaves(_as_number, json.loads(text))
+
+
+def _as_number(value: Any) -> Any:
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -26,14 +26,9 @@ def _number(
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least
-    ``least``.
-    """
-    return int(
-        _number(
-            name, value, Integral, lambda given: given >= least, f"an integer of at least {least}"
-        )
-    )
+    """Return ``value`` as an int; raise ``ValueError`` unless it is one of at least ``least``."""
+    accepted = f"an integer of at least {least}"
+    return int(_number(name, value, Integral, lambda number: number >= least, accepted))
 
 
 def check_integer(name: str, value: Any) -> int:
@@ -43,32 +38,26 @@ def check_integer(name: str, value: Any) -> int:
 
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
-    return float(
-        _number(name, value, Real, lambda given: 0 < given < inf, "a number above 0, or None")
-    )
+    accepted = "a number above 0, or None"
+    return float(_number(name, value, Real, lambda number: 0 < number < inf, accepted))
 
 
 def check_seconds(name: str, value: Any) -> float:
     """Return ``value`` as seconds; raise ``ValueError`` unless it is a finite number above 0."""
-    return float(
-        _number(name, value, Real, lambda given: 0 < given < inf, "a number of seconds above 0")
-    )
+    accepted = "a number of seconds above 0"
+    return float(_number(name, value, Real, lambda number: 0 < number < inf, accepted))
 
 
 def check_non_negative(name: str, value: Any) -> float:
-    """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least
-    0.
-    """
-    return float(
-        _number(name, value, Real, lambda given: 0 <= given < inf, "a number of at least 0")
-    )
+    """Return ``value`` as a float; raise ``ValueError`` unless it is finite and at least 0."""
+    accepted = "a number of at least 0"
+    return float(_number(name, value, Real, lambda number: 0 <= number < inf, accepted))
 
 
 def check_fraction(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a number between 0 and 1."""
-    return float(
-        _number(name, value, Real, lambda given: 0 < given < 1, "a number above 0 and below 1")
-    )
+    accepted = "a number above 0 and below 1"
+    return float(_number(name, value, Real, lambda number: 0 < number < 1, accepted))
 
 
 def check_seed(value: Any) -> int:
@@ -80,9 +69,8 @@ def check_seed(value: Any) -> int:
 
 def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
-    if not any(
-        value is choice or (isinstance(value, str) and value == choice) for choice in accepted
-    ):
+    is_text = isinstance(value, str)
+    if not any(value is choice or (is_text and value == choice) for choice in accepted):
         raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
 
 
@@ -102,7 +90,7 @@ def check_dense(name: str, tensor: Any) -> None:
         )
 
 
-_OTHERS = {
+_WORDS_OF_OTHERS = {
     "lr": "learning_rate",
     "optimizer": "lr learning_rate momentum weight_decay",
     "loss": "criterion",
@@ -123,13 +111,13 @@ _OTHERS = {
     "evaluate()": "score test validate",
     "history": "callback_metrics current_epoch epoch history_ logged_metrics loss metrics plot",
 }
-"""Ours, which begins with a name that is accepted, and what other libraries call it."""
+"""Words of other libraries, by ours: each of these begins with a name that may be accepted."""
 
 
 def suggestion(name: str, accepted: Collection[str]) -> str:
     """Return "; did you mean ...?" with the accepted name most similar to ``name``, or ``""``.
 
-    Words of other libraries are known, and abbreviations: the begin of a name, its end or its
+    Words of other libraries are known, and abbreviations: the beginning of a name, its end or its
     initials.
     """
     meant = _meant(name, accepted)
@@ -137,28 +125,35 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
 
 
 def _meant(name: str, accepted: Collection[str]) -> str:
-    given = name.lower()
+    """Return the accepted name that ``name`` may stand for, or ``""``."""
+    word = name.lower()
     by_lower = {key.lower(): key for key in accepted}
-    for ours, others in _OTHERS.items():
-        if given in others.split() and ours.partition("(")[0] in by_lower:
+    for ours, theirs in _WORDS_OF_OTHERS.items():
+        if word in theirs.split() and ours.partition("(")[0] in by_lower:
             return ours
-    similar = get_close_matches(given, by_lower, n=1)
-    short = len(given) > 1 and not similar
-    for key in sorted(by_lower, key=len, reverse=True) if short else ():
-        initials = "".join(part[:1] for part in key.split("_"))
-        begins = key.startswith(given) or (len(key) > 1 and given.startswith(key))
-        if (
-            begins
-            or initials == given
-            or (len(given) > 2 and key.endswith(given.removesuffix("s")))
-        ):
-            similar = [key]
+    similar = get_close_matches(word, by_lower, n=1)
+    if not similar:
+        similar = [key for key in sorted(by_lower, key=len) if _abbreviates(word, key)]
     return by_lower[similar[0]] if similar else ""
 
 
+def _abbreviates(word: str, name: str) -> bool:
+    """Return whether a word begins or ends a name, is its initials, or begins with it."""
+    if len(word) < 2:
+        return False
+    initials = "".join(part[:1] for part in name.split("_"))
+    return (
+        word == initials
+        or name.startswith(word)
+        or (len(name) > 1 and word.startswith(name))
+        or (len(word) > 2 and name.endswith(word.removesuffix("s")))
+    )
+
+
 class Suggesting:
-    """An object whose missing attributes are errors that name what users of other libraries may
-    mean.
+    """An object whose missing attributes are errors that name what may be meant.
+
+    Words of other libraries are known.
     """
 
     _meaning = ""
@@ -169,24 +164,23 @@ class Suggesting:
         def __getattr__(self, name: str) -> Any:
             if hasattr(type(self), name):  # a property that has raised this error
                 return super().__getattribute__(name)
-            known = [each for each in dir(type(self)) if each[0] != "_"]
-            hint = (self._meaning or suggestion(name, known)) if name[:1] != "_" else ""
-            # With ``name=``, Python adds no suggestion of its own.
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name
-            )
+            hint = ""
+            if not name.startswith("_"):
+                public = [attribute for attribute in dir(type(self)) if attribute[0] != "_"]
+                hint = self._meaning or suggestion(name, public)
+            words = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(words, name=name)  # to which Python adds no suggestion of its own
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's arguments, with those of a typed dict."""
     parameters = inspect.signature(function).parameters
-    dicts = (
-        own
-        for each in parameters.values()
-        if each.kind is each.VAR_KEYWORD
-        for own in get_args(each.annotation)
-    )
-    return [*parameters, *(name for own in dicts for name in own.__annotations__)]
+    names = [*parameters]
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for typed_dict in get_args(parameter.annotation):
+                names += typed_dict.__annotations__
+    return names
 
 
 def _called(function: Callable[..., Any]) -> str:
@@ -194,40 +188,43 @@ def _called(function: Callable[..., Any]) -> str:
 
 
 def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
-    """Raise ``TypeError`` for a keyword that the function lacks, with the most similar one of it or
-    its class.
+    """Raise ``TypeError`` for a keyword that the function lacks.
+
+    It names the most similar keyword of the function or of another public method of its class.
     """
     accepted = _keywords(function)
-    owner = function.__qualname__.rpartition(".")[0]
-    siblings = vars(getattr(sys.modules[function.__module__], owner, type))
-    methods = [
-        each for each in siblings.values() if inspect.isfunction(each) and _called(each)[0] != "_"
-    ]
     for name in keywords:
-        if name not in accepted:
-            elsewhere = {
-                key: _called(each) for each in reversed(methods) for key in _keywords(each)
-            }
-            meant = _meant(name, accepted)
-            other = _meant(name, elsewhere)
-            if other and (name in elsewhere or not meant):
-                meant = f"{elsewhere[other]}({other}=)"
-            hint = (
-                f"did you mean {meant}?"
-                if meant
-                else f"it takes {', '.join(accepted).removeprefix('self, ')}"
-            )
-            raise TypeError(
-                f"{_called(function)}() got an unexpected keyword argument {name!r}; {hint}"
-            ) from None  # Python's own error says less
+        if name in accepted:
+            continue
+        meant = _meant(name, accepted)
+        methods = _methods_by_keyword(function)
+        keyword = _meant(name, methods)
+        if keyword and (name in methods or not meant):
+            meant = f"{methods[keyword]}({keyword}=)"
+        names = ", ".join(accepted).removeprefix("self, ")
+        hint = f"did you mean {meant}?" if meant else f"it takes {names}"
+        raise TypeError(
+            f"{_called(function)}() got an unexpected keyword argument {name!r}; {hint}"
+        ) from None  # Python's own error says less
+
+
+def _methods_by_keyword(function: Callable[..., Any]) -> dict[str, str]:
+    """Return by keyword the first public method with it, of the class of a method."""
+    owner = function.__qualname__.rpartition(".")[0]
+    siblings = vars(getattr(sys.modules[function.__module__], owner, type)).values()
+    methods: dict[str, str] = {}
+    for method in filter(inspect.isfunction, siblings):
+        if not _called(method).startswith("_"):
+            for keyword in _keywords(method):
+                methods.setdefault(keyword, _called(method))
+    return methods
 
 
 def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method that users call check its keywords by ``check_keywords``: Python's own error
-    suggests nothing.
+    """Let a method that users call check its keywords by ``check_keywords``.
 
-    Exceptions of tasks are raised without the package's frames: the task's own say where they come
-    from.
+    Python's own error suggests nothing. Exceptions of tasks are raised without the package's
+    frames: the task's own say where they come from.
     """
 
     @wraps(method)
@@ -251,17 +248,16 @@ def warn_once(message: str) -> None:
 
 
 def warn_user(message: str) -> None:
-    """Issue a ``UserWarning`` that points to the line of the user's code that called this
-    package.
-    """
+    """Issue a ``UserWarning`` that points to the line of user code that called this package."""
+    inside = ("compss_train", "contextlib")  # the package's context managers are called from there
     frame = sys._getframe(1)
     level = 2
-    inside = ("compss_train", "contextlib")  # the package's context managers are called from there
-    while (
-        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside
-    ):
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in inside:
+            break
         frame = frame.f_back
-        level = level + 1
+        level += 1
     warnings.warn(message, stacklevel=level)
 
 
