@@ -1,5 +1,4 @@
-"""What a round costs, as a history has measured it, and what it would take with another number of
-workers.
+"""What a round costs, as a history has measured it, and would cost with other numbers of workers.
 
 A round takes each process ``⌈workers / processes⌉`` tasks, one after another, and then a merge,
 whose seconds grow with the versions that its tree of tasks reads one after another.
@@ -36,8 +35,9 @@ class RoundCost:
     """Overhead of a task in seconds, besides training."""
 
     def seconds(self, workers: int, processes: int) -> tuple[float, float]:
-        """Return the seconds of training, and those of all else, if this many workers share the
-        same samples.
+        """Return the seconds of training and of all else with other numbers.
+
+        So many workers share the same samples, and so many processes run them.
         """
         tasks = ceil(workers / processes)
         merge = self.merge * _reads(workers) / _reads(self.workers)
@@ -45,31 +45,34 @@ class RoundCost:
 
 
 def measured_cost(history: Sequence[Record]) -> RoundCost:
-    """Return the mean cost of the rounds after the first epoch, or, in a single epoch, after the
-    first round.
+    """Return the mean cost of the rounds after the first epoch.
 
-    With the same workers and processes, a prediction is as measured. Raises ``ValueError`` for a
-    history without synchronous merges.
+    Of a single epoch, these are the rounds after the first one. With the same workers and
+    processes, a prediction is as measured. Raises ``ValueError`` for a history without synchronous
+    merges.
     """
     if not history or any(record.get("merge") != "synchronous" for record in history):
         raise ValueError("its workers do not merge in rounds: name a run with merge='synchronous'")
-    later = [
-        number for number, record in enumerate(history) if record["epoch"] > history[0]["epoch"]
-    ]
-    kept = later or list(range(min(1, len(history) - 1), len(history)))
+    first_epoch = history[0]["epoch"]
+    numbers = [number for number, record in enumerate(history) if record["epoch"] > first_epoch]
+    if not numbers:
+        numbers = list(range(min(1, len(history) - 1), len(history)))
     totals = round_totals(worker_intervals(history))
-    # Early ones of many workers have no entries.
-    kept = [number for number in kept if number in totals]
-    if not kept:
+    # Early rounds of many workers have no entries.
+    numbers = [number for number in numbers if number in totals]
+    if not numbers:
         raise ValueError("its rounds have no times of workers")
-    rounds = [history[number] for number in kept]
-    workers = max(len(each["workers"]) for each in rounds)
+    rounds = [history[number] for number in numbers]
+    workers = max(len(record["workers"]) for record in rounds)
     processes = _processes(rounds)
-    samples, seconds = (fmean(each[name] for each in rounds) for name in ("samples", "seconds"))
-    busy = fmean(sum(own["seconds"] for own in each["workers"]) for each in rounds)
+    samples = fmean(record["samples"] for record in rounds)
+    seconds = fmean(record["seconds"] for record in rounds)
+    busy = fmean(sum(entry["seconds"] for entry in record["workers"]) for record in rounds)
     tasks = ceil(workers / processes)
     training = tasks / workers * busy
-    merging = fmean(totals[number]["merging"] / len(history[number]["workers"]) for number in kept)
+    merging = fmean(
+        totals[number]["merging"] / len(history[number]["workers"]) for number in numbers
+    )
     merging = min(merging, max(0.0, seconds - training))
     return RoundCost(
         workers=workers,
@@ -88,9 +91,11 @@ def _processes(rounds: Sequence[Record]) -> int:
     """
     counts = []
     for record in rounds:
-        starts = [(own["started"], 1) for own in record["workers"]]
-        stops = [(own["started"] + 0.95 * own["seconds"], -1) for own in record["workers"]]
-        counts.append(max(np.cumsum([step for _, step in sorted([*starts, *stops])])))
+        changes = []
+        for entry in record["workers"]:
+            changes.append((entry["started"], 1))
+            changes.append((entry["started"] + 0.95 * entry["seconds"], -1))
+        counts.append(max(np.cumsum([step for _, step in sorted(changes)])))
     return max(1, int(median(counts)))
 
 
@@ -98,6 +103,6 @@ def _reads(workers: int) -> int:
     """Return how many versions a merge reads one after another."""
     reads = 0
     while workers > _ARITY:
-        reads = reads + _ARITY
+        reads += _ARITY
         workers = ceil(workers / _ARITY)
     return reads + workers

@@ -1,6 +1,4 @@
-"""Runs compared: what differs between their settings, what they reached, and their curves in the
-same charts.
-"""
+"""Runs compared: how their settings differ, what they reached, and their curves in one chart."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +24,9 @@ MISSING = "-"
 """What tables show for a setting that a run does not have."""
 SEED = "trainer.seed"
 _OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host", "build.net", "home")
-"""Settings that differ without a reason, and the text of the network, whose attributes are compared
-one by one.
+"""Settings that differ without a reason, and the text of the network.
+
+The attributes of the network are compared one by one.
 """
 PARAMETERS = "build.parameters"
 """The number of parameters of the network."""
@@ -51,25 +50,27 @@ class ComparedRun:
     @cached_property
     def settings(self) -> dict[str, str]:
         """The settings by dotted names, such as ``build.optimizer.lr``."""
-        given = flatten(dict(self.run_file))
-        made = flatten(dict(self.configuration))
-        cells = {
-            name: value for name, value in made.items() if not (given and name.startswith("build."))
-        } | given
-        cells |= {PARAMETERS: made[PARAMETERS]} if PARAMETERS in made else {}
+        of_file = flatten(dict(self.run_file))
+        of_trainer = flatten(dict(self.configuration))
+        values = {
+            name: value
+            for name, value in of_trainer.items()
+            if not (of_file and name.startswith("build."))
+        }
+        values |= of_file
+        if PARAMETERS in of_trainer:
+            values[PARAMETERS] = of_trainer[PARAMETERS]
         return {
             name: number(value)
-            for name, value in cells.items()
+            for name, value in values.items()
             if name.partition("[")[0] not in _OF_EACH_RUN
         }
 
     @cached_property
     def measured(self) -> list[str]:
-        """The names of its numeric losses and metrics; those on validation data if there are
-        any.
-        """
-        single = [name for name in measured_in(self.history) if "[" not in name]
-        return [name for name in single if name.startswith("val_")] or single
+        """The names of its numeric losses and metrics, on validation data if there are any."""
+        names = [name for name in measured_in(self.history) if "[" not in name]
+        return [name for name in names if name.startswith("val_")] or names
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,15 +81,13 @@ class SeedGroup:
 
     @property
     def name(self) -> str:
-        """The name of the first run, and how many there are: seeds, or runs if some have the same
-        one.
-        """
-        several = (
-            "seeds"
-            if len({run.settings.get(SEED) for run in self.runs}) == len(self.runs)
-            else "runs"
-        )
-        return self.runs[0].name + (f" ({len(self.runs)} {several})" if len(self.runs) > 1 else "")
+        """The name of the first run, and the number of seeds, or of runs if some share a seed."""
+        number_runs = len(self.runs)
+        if number_runs == 1:
+            return self.runs[0].name
+        seeds = {run.settings.get(SEED) for run in self.runs}
+        plural = "seeds" if len(seeds) == number_runs else "runs"
+        return f"{self.runs[0].name} ({number_runs} {plural})"
 
 
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
@@ -96,19 +95,26 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
 
     Attributes of objects are named, up to ``MOST_DETAILS``, where no setting says why they differ.
     """
-    every = dict.fromkeys(name for run in runs for name in run.settings)
-    names = [name for name in every if len({run.settings.get(name, MISSING) for run in runs}) > 1]
-    explained = {f"{DETAILS}net" for name in names if name.startswith("network.")}
-    explained |= {DETAILS + name.split(".")[1] for name in names if name.startswith("build.")}
-    attributes = [
-        name for name in names if name.startswith(DETAILS) and not name.startswith(tuple(explained))
+    all_names = dict.fromkeys(name for run in runs for name in run.settings)
+    names = [
+        name for name in all_names if len({run.settings.get(name, MISSING) for run in runs}) > 1
     ]
-    return [name for name in names if not name.startswith(DETAILS)] + attributes[:MOST_DETAILS]
+    settings = [name for name in names if not name.startswith(DETAILS)]
+    explained = tuple(
+        f"{DETAILS}net" if name.startswith("network.") else DETAILS + name.split(".")[1]
+        for name in settings
+        if name.startswith(("network.", "build."))
+    )
+    attributes = [
+        name for name in names if name.startswith(DETAILS) and not name.startswith(explained)
+    ]
+    return settings + attributes[:MOST_DETAILS]
 
 
 def grouped(runs: Iterable[ComparedRun]) -> list[SeedGroup]:
-    """Return the runs by all settings but the seed; a run whose settings are not known is on its
-    own.
+    """Return the runs by all settings but the seed.
+
+    A run whose settings are not known is a group of its own.
     """
     groups: dict[Any, list[ComparedRun]] = {}
     for run in runs:
@@ -122,32 +128,26 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
 
     A group of several seeds has its median, in a band from the lowest to the highest values.
     """
-    names = measured_in(
-        record for run in [run for group in groups for run in group.runs] for record in run.history
-    )
+    histories = [run.history for group in groups for run in group.runs]
+    names = measured_in(record for history in histories for record in history)
     titles = {name: name.replace("_", " ") for name in names} | {curves.SPEED: "samples/s"}
-    return curves.drawable(
-        curves.Panel(
-            title,
-            [
-                replace(_curve(group, name, against), color=number)
-                for number, group in enumerate(groups)
-            ],
-            from_zero=name == curves.SPEED,
-        )
-        for name, title in titles.items()
-    )
+    panels = []
+    for name, title in titles.items():
+        lines = [
+            replace(_curve(group, name, against), color=color) for color, group in enumerate(groups)
+        ]
+        panels.append(curves.Panel(title, lines, from_zero=name == curves.SPEED))
+    return curves.drawable(panels)
 
 
 def _curve(group: SeedGroup, name: str, against: Axis) -> curves.Curve:
-    lines = [
-        (curves.positions(run.history, against), _values(run.history, name)) for run in group.runs
-    ]
-    if len(lines) == 1:
-        return curves.Curve(group.name, *lines[0])
-    at = [median(x for x in xs if x is not None) for xs in zip_longest(*(xs for xs, _ in lines))]
-    values = zip_longest(*(values for _, values in lines), fillvalue=math.nan)
-    return curves.summary(group.name, at, list(values))
+    positions = [curves.positions(run.history, against) for run in group.runs]
+    values = [_values(run.history, name) for run in group.runs]
+    if len(group.runs) == 1:
+        return curves.Curve(group.name, positions[0], values[0])
+    xs = [median(x for x in column if x is not None) for column in zip_longest(*positions)]
+    ys = list(zip_longest(*values, fillvalue=math.nan))
+    return curves.summary(group.name, xs, ys)
 
 
 def _values(history: Sequence[Record], name: str) -> list[float]:
@@ -157,8 +157,7 @@ def _values(history: Sequence[Record], name: str) -> list[float]:
 
 
 def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
-    """Return a row for each run: its state, the settings that differ, what it reached and how long
-    it took.
+    """Return a row for each run: its state, the settings that differ, and what it reached.
 
     Of each loss and metric it has the last value, and the best one with its round; times are
     without start-up.
@@ -169,25 +168,31 @@ def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
 
 
 def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
-    row = {"run": run.name, **({"state": run.state} if run.state else {})}
-    last = [
-        name.removeprefix(DETAILS) if name.startswith(DETAILS) else name.rpartition(".")[2]
-        for name in names
-    ]
-    # By the last part of its name, if no other has the same.
-    for name, short in zip(names, last, strict=True):
-        row[short if last.count(short) == 1 else name] = run.settings.get(name, MISSING)
+    row = {"run": run.name}
+    if run.state:
+        row["state"] = run.state
+    short_names = [_short(name) for name in names]
+    for name, short_name in zip(names, short_names, strict=True):
+        is_unique = short_names.count(short_name) == 1
+        row[short_name if is_unique else name] = run.settings.get(name, MISSING)
+    row["rounds"] = number(len(run.history))
+    epochs = epochs_of(run.history)
+    if epochs:
+        row["epochs"] = number(epochs)
+    numbers = [measured_numbers(record) for record in run.history]
+    for name in measured:
+        values = [by_name[name] for by_name in numbers if name in by_name]
+        best = best_value(name, run.history)
+        row[name] = number(values[-1]) if values else MISSING
+        row[f"best {name}"] = MISSING if best is None else f"{number(best[0])}, round {best[1]}"
     seconds = sum(curves.training_seconds(run.history))
     samples = sum(record["samples"] for record in run.history)
-    epochs = epochs_of(run.history)
-    row |= {"rounds": number(len(run.history)), **({"epochs": number(epochs)} if epochs else {})}
-    for name in measured:
-        values = [value for record in run.history if name in (value := measured_numbers(record))]
-        best = best_value(name, run.history)
-        row[name] = number(values[-1][name]) if values else MISSING
-        row[f"best {name}"] = MISSING if best is None else f"{number(best[0])}, round {best[1]}"
-    return {
-        **row,
-        "time": duration(seconds),
-        "samples/s": speed(samples / seconds) if seconds else MISSING,
-    }
+    row["time"] = duration(seconds)
+    row["samples/s"] = speed(samples / seconds) if seconds else MISSING
+    return row
+
+
+def _short(name: str) -> str:
+    """Return the last part of a setting's name; attributes of objects are named in full."""
+    is_attribute = name.startswith(DETAILS)
+    return name.removeprefix(DETAILS) if is_attribute else name.rpartition(".")[2]

@@ -23,15 +23,11 @@ from compss_train.reports.timeline import (
 LEARNING_RATE = "lr"
 SPEED = "samples_per_second"
 LARGEST = 1e150
-"""Values of at least this magnitude are not drawn, as the arithmetic of axes overflows beyond
-it.
-"""
+"""Values of at least this magnitude are not drawn: the arithmetic of axes overflows beyond it."""
 MAX_POINTS = 500
 """Points of a downsampled curve, about as many as the pixels across a chart."""
 MAX_CURVES = 8
-"""Curves of one kind in a panel; a larger number is summarized by the median, the lowest and the
-highest values.
-"""
+"""Curves of one kind in a panel; more are summarized by their median, lowest and highest values."""
 MAX_INPUT_PANELS = 7
 MAX_SHARES = 300
 """Points of the shares of the workers' time."""
@@ -60,38 +56,39 @@ class Curve:
     """The number of its color, by default its place in the panel."""
 
     def drawable(self) -> Self:
-        """Return the curve with NaN, also in its band, at points with a value that is not below
-        ``LARGEST``.
-        """
+        """Return the curve with NaN, also in its band, at points that are not below ``LARGEST``."""
         lines = np.array([self.ys, *self.band])
         ys, *band = np.where((abs(lines) < LARGEST).all(axis=0), lines, np.nan).tolist()
         return replace(self, ys=ys, band=band)
 
     def downsampled(self) -> Self:
-        """Return the curve with at most ``MAX_POINTS`` points, among them the extremes of each
-        segment.
-        """
+        """Return the curve with at most ``MAX_POINTS`` points, among them segments' extremes."""
         if len(self.xs) <= MAX_POINTS:
             return self
-        ys = self.ys
         kept = []
-        size = -(-2 * len(ys) // MAX_POINTS)
-        for start in range(0, len(ys), size):
-            segment = range(start, min(start + size, len(ys)))
-            numbers = [index for index in segment if not math.isnan(ys[index])] or [start]
-            kept += sorted({min(numbers, key=ys.__getitem__), max(numbers, key=ys.__getitem__)})
-        xs, ys, *band = ([values[index] for index in kept] for values in (self.xs, ys, *self.band))
+        size = -(-2 * len(self.ys) // MAX_POINTS)
+        for start in range(0, len(self.ys), size):
+            segment = range(start, min(start + size, len(self.ys)))
+            numbers = [index for index in segment if not math.isnan(self.ys[index])] or [start]
+            lowest = min(numbers, key=self.ys.__getitem__)
+            highest = max(numbers, key=self.ys.__getitem__)
+            kept += sorted({lowest, highest})
+        lines = [self.xs, self.ys, *self.band]
+        xs, ys, *band = ([values[index] for index in kept] for values in lines)
         return replace(self, xs=xs, ys=ys, band=band)
 
 
 def summary(name: str, xs: list[float], values: Sequence[Sequence[float]]) -> Curve:
-    """Return the median of the finite values at each x, in a band from the lowest to the
-    highest.
+    """Return the median of the finite values at each x, in a band from the lowest to the highest.
+
+    The values at each x are in the order of ``xs``.
     """
-    known = [[value for value in each if math.isfinite(value)] or [math.nan] for each in values]
-    return Curve(
-        name, xs, [median(each) for each in known], ([*map(min, known)], [*map(max, known)])
-    )
+    finite = [
+        [value for value in column if math.isfinite(value)] or [math.nan] for column in values
+    ]
+    lowest = [min(column) for column in finite]
+    highest = [max(column) for column in finite]
+    return Curve(name, xs, [median(column) for column in finite], (lowest, highest))
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,9 @@ class Panel:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The x values of the first and the last point; a single point is in the middle of a unit
-        interval.
+        """The x values of the first and the last point.
+
+        A single point is in the middle of a unit interval.
         """
         xs = [x for curve in self.curves for x in curve.xs]
         low = min(xs)
@@ -121,11 +119,11 @@ class Panel:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the y axis is logarithmic: all values are positive, and the largest is 100 times
-        the smallest.
+        """Whether the y axis is logarithmic.
 
-        Axes of shares and those that start at 0 are linear, and so are rising values of at most
-        100: scores, such as accuracies.
+        It is if all values are positive, and the largest is 100 times the smallest. Axes of shares
+        and those that start at 0 are linear, and so are rising values of at most 100: scores, such
+        as accuracies.
         """
         lines = [
             [y for y in ys if not math.isnan(y)]
@@ -155,7 +153,7 @@ def positions(history: Sequence[Record], against: Axis = "round") -> list[float]
     for record in history:  # one of an online fit has no epoch, and belongs to the one before
         last = float(record.get(against, last))
         values.append(last)
-    ascending = all(one <= other for one, other in pairwise(values))
+    ascending = all(before <= after for before, after in pairwise(values))
     return values if ascending else [float(index) for index in range(len(history))]
 
 
@@ -169,123 +167,126 @@ def training_seconds(history: Sequence[Record]) -> list[float]:
 
 def training_speeds(history: Sequence[Record]) -> list[float]:
     """Return the samples per second of each round, without the start-up of a fit."""
-    seconds = zip(history, training_seconds(history), strict=True)
     return [
-        float(record[SPEED]) if each == record["seconds"] else per_second(record["samples"], each)
-        for record, each in seconds
+        float(record[SPEED])
+        if seconds == record["seconds"]
+        else per_second(record["samples"], seconds)
+        for record, seconds in zip(history, training_seconds(history), strict=True)
     ]
 
 
 def panels(
     history: Sequence[Record], against: Axis = "round", intervals: list[Interval] | None = None
 ) -> list[Panel]:
-    """Return the panels of a history: loss, each metric, speed, numbers of online fits, loss and
-    time by worker.
+    """Return the panels of a history.
 
-    Curves and panels without a finite value are left out, many curves of one kind are summarized,
-    and the speed is without the start-up of a fit. ``intervals`` are those of the history, if
-    already computed.
+    They are those of the loss, each metric, the speed, numbers of online fits, the loss and time by
+    worker, and inputs. Curves and panels without a finite value are left out, many curves of one
+    kind are summarized, and the speed is without the start-up of a fit. ``intervals`` are those of
+    the history, if already computed.
     """
     xs = positions(history, against)
+    panels = [*_measured_panels(history, xs), *_other_panels(history, xs)]
+    by_worker = _worker_panel(history, xs)
+    if len(by_worker.curves) > 1:
+        panels.append(by_worker)
+    seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
+    if seconds:
+        panels.append(_shares_panel(xs, [seconds.get(index, {}) for index in range(len(xs))]))
+    breaks = _starts_of_fits(history, xs)
+    return [
+        replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in drawable(panels)
+    ] + input_panels(history)
+
+
+def _measured_panels(history: Sequence[Record], xs: list[float]) -> list[Panel]:
+    """Return a panel for each loss and metric, on training and on validation data."""
     measured = [measured_numbers(record) for record in history]
-    by_title: dict[str, list[str]] = {}
+    names_by_title: dict[str, list[str]] = {}
     for name in dict.fromkeys(chain.from_iterable(measured)):
-        by_title.setdefault(title_of(name), []).append(name)
+        names_by_title.setdefault(title_of(name), []).append(name)
+    return [
+        Panel(title, [_curve(name, xs, measured) for name in names])
+        for title, names in names_by_title.items()
+    ]
+
+
+def _other_panels(history: Sequence[Record], xs: list[float]) -> list[Panel]:
+    """Return the panels of ``_OTHER_PANELS`` that any record has a number for."""
     speeds = training_speeds(history)
     rows = [
         {**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)
     ]
-    groups = dict.fromkeys(name for cells in rows for name in cells if name.startswith(RATES))
-    fields = {**_OTHER_PANELS, "learning rate": (LEARNING_RATE, *groups)}
-    others = [
-        (title, names)
-        for title, names in fields.items()
-        if any(names[0] in cells for cells in rows)
-    ]
-    by_worker = _worker_panel(history, xs)
-    seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
-    found = drawable(
-        [
-            *(
-                Panel(title, [_curve(name, xs, measured) for name in own])
-                for title, own in by_title.items()
-            ),
-            *(
-                Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True)
-                for title, names in others
-            ),
-            *([by_worker] if len(by_worker.curves) > 1 else []),
-            *(
-                [_shares_panel(xs, [seconds.get(index, {}) for index in range(len(xs))])]
-                if seconds
-                else []
-            ),
-        ]
-    )
-    fits = [record.get("fit_started") for record in history]
-    breaks = (
-        tuple(x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other)
-        if xs
-        else ()
-    )
+    rates = dict.fromkeys(name for row in rows for name in row if name.startswith(RATES))
+    fields = {**_OTHER_PANELS, "learning rate": (LEARNING_RATE, *rates)}
     return [
-        replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in found
-    ] + input_panels(history)
+        Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True)
+        for title, names in fields.items()
+        if any(names[0] in row for row in rows)
+    ]
+
+
+def _starts_of_fits(history: Sequence[Record], xs: Sequence[float]) -> tuple[float, ...]:
+    """Return the positions at which another fit begins than the one before."""
+    fits = [record.get("fit_started") for record in history]
+    return tuple(xs[index] for index in range(1, len(xs)) if fits[index] != fits[index - 1])
 
 
 def input_panels(history: Sequence[Record]) -> list[Panel]:
-    """Return where a sampler has drawn inputs, two parameters a panel, and the percentage of each
-    way to draw them.
+    """Return where a sampler has drawn inputs, and the percentage of each way to draw them.
 
-    Only inputs that are numbers are drawn: one, or a list or dict with as many each time.
+    A panel has two parameters. Only inputs that are numbers are drawn: one, or a list or dict with
+    as many each time.
     """
-    draws = [each for record in history for each in record.get("inputs", ())]
-    origins = list(dict.fromkeys(each["origin"] for each in draws))
+    draws = [draw for record in history for draw in record.get("inputs", ())]
+    origins = list(dict.fromkeys(draw["origin"] for draw in draws))
     points = [
-        {"simulation": float(each["simulation"]), **_coordinates(each["input"])} for each in draws
+        {"simulation": float(draw["simulation"]), **_coordinates(draw["input"])} for draw in draws
     ]
     names = list(points[0]) if points else []
     if len(names) > 2:
         names = names[1:] if len(names) % 2 else [*names[1:], names[-2]]
     panels = []
-    for one, other in zip(names[::2], names[1::2], strict=len(names) != 1):
-        curves = [Curve(origin, [], []) for origin in origins]
-        for point, each in zip(points, draws, strict=True):
-            if {one, other} <= point.keys():
-                curve = curves[origins.index(each["origin"])]
-                curve.xs.append(point[one])
-                curve.ys.append(point[other])
-        panels.append(Panel(f"inputs: {other} over {one}", curves, points=True))
+    for horizontal, vertical in zip(names[::2], names[1::2], strict=len(names) != 1):
+        curves = {origin: Curve(origin, [], []) for origin in origins}
+        for point, draw in zip(points, draws, strict=True):
+            if {horizontal, vertical} <= point.keys():
+                curve = curves[draw["origin"]]
+                curve.xs.append(point[horizontal])
+                curve.ys.append(point[vertical])
+        title = f"inputs: {vertical} over {horizontal}"
+        panels.append(Panel(title, list(curves.values()), points=True))
     return [*_share_of_inputs(history, origins), *panels[:MAX_INPUT_PANELS]]
 
 
 def _share_of_inputs(history: Sequence[Record], origins: Sequence[str]) -> list[Panel]:
-    counts = [Counter(each["origin"] for each in record.get("inputs", ())) for record in history]
-    drawn = [(float(at), each) for at, each in enumerate(counts) if each]
-    xs = [at for at, _ in drawn]
-    curves = [
-        Curve(each, xs, [100 * own[each] / own.total() for _, own in drawn]) for each in origins
-    ]
-    return (
-        [Panel("inputs by how they were drawn (%)", curves, from_zero=True)]
-        if len(origins) > 1
-        else []
-    )
+    """Return the panel of the ways in which inputs were drawn, if there are several."""
+    if len(origins) < 2:
+        return []
+    counts = [Counter(draw["origin"] for draw in record.get("inputs", ())) for record in history]
+    indexes = [index for index, count in enumerate(counts) if count]
+    xs = [float(index) for index in indexes]
+    curves = []
+    for origin in origins:
+        shares = [100 * counts[index][origin] / counts[index].total() for index in indexes]
+        curves.append(Curve(origin, xs, shares))
+    return [Panel("inputs by how they were drawn (%)", curves, from_zero=True)]
 
 
 def _coordinates(value: Any) -> dict[str, float]:
     """Return the numbers of an input by name; empty for other inputs."""
-    given = value if isinstance(value, dict | list | tuple) else [value]
-    items = given.items() if isinstance(given, dict) else enumerate(given)
-    named = {name if isinstance(name, str) else f"parameter {name}": each for name, each in items}
-    return named if all(isinstance(each, int | float) for each in named.values()) else {}
+    if isinstance(value, dict):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    else:
+        items = enumerate(value if isinstance(value, list | tuple) else [value])
+    named = {name if isinstance(name, str) else f"parameter {name}": item for name, item in items}
+    return named if all(isinstance(item, int | float) for item in named.values()) else {}
 
 
 def _limited(curves: Sequence[Curve]) -> list[Curve]:
     """Return at most ``MAX_CURVES`` curves of each kind, more of them as one summary.
 
-    A kind is the field that curves are of, such as ``recall`` for ``recall[0]``, or that they are
-    workers.
+    A kind is the field of its curves, such as ``recall`` of ``recall[0]``, or workers.
     """
     kinds: dict[str, list[Curve]] = defaultdict(list)
     for curve in curves:
@@ -294,10 +295,9 @@ def _limited(curves: Sequence[Curve]) -> list[Curve]:
     for kind, members in kinds.items():
         if len(members) > MAX_CURVES:
             values: dict[float, list[float]] = defaultdict(list)
-            for x, y in (
-                point for curve in members for point in zip(curve.xs, curve.ys, strict=True)
-            ):
-                values[x].append(y)
+            for curve in members:
+                for x, y in zip(curve.xs, curve.ys, strict=True):
+                    values[x].append(y)
             xs = sorted(values)
             members = [summary(f"{kind}, median", xs, [values[x] for x in xs])]
         limited += members
@@ -305,21 +305,19 @@ def _limited(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def _shares_panel(xs: list[float], seconds: Sequence[Mapping[str, float]]) -> Panel:
-    """Return a panel with the share of each kind of activity, of several rounds together if there
-    are many.
+    """Return a panel with the share of each kind of activity.
+
+    Of many rounds, several are one point. ``seconds`` are those of each kind, by round.
     """
     size = -(-len(xs) // MAX_SHARES)
     sums: list[Counter[str]] = [Counter() for _ in xs[::size]]
-    for index, each in enumerate(seconds):
-        sums[index // size].update(each)
-    shares = {
-        kind: [100 * each[kind] / (sum(each.values()) or 1.0) for each in sums] for kind in KINDS
-    }
-    return Panel(
-        "the workers' time (%)",
-        [Curve(kind, xs[::size], shares[kind]) for kind in KINDS],
-        stacked=True,
-    )
+    for index, by_kind in enumerate(seconds):
+        sums[index // size].update(by_kind)
+    curves = []
+    for kind in KINDS:
+        shares = [100 * by_kind[kind] / (sum(by_kind.values()) or 1.0) for by_kind in sums]
+        curves.append(Curve(kind, xs[::size], shares))
+    return Panel("the workers' time (%)", curves, stacked=True)
 
 
 def drawable(panels: Iterable[Panel]) -> list[Panel]:
@@ -327,15 +325,16 @@ def drawable(panels: Iterable[Panel]) -> list[Panel]:
     kept = []
     for panel in panels:
         curves = [curve.drawable() for curve in panel.curves]
-        kept.append(
-            replace(panel, curves=[curve for curve in curves if not all(map(math.isnan, curve.ys))])
-        )
-    return [panel for panel in kept if panel.curves]
+        curves = [curve for curve in curves if not all(map(math.isnan, curve.ys))]
+        if curves:
+            kept.append(replace(panel, curves=curves))
+    return kept
 
 
 def title_of(name: str) -> str:
-    """Return the name of the metric of a field: ``recall`` for ``val_recall[2]`` and
-    ``val_averaged_recall[2]``.
+    """Return the name of the metric of a field.
+
+    It is ``recall`` for ``val_recall[2]`` and ``val_averaged_recall[2]``.
     """
     return name.removeprefix("val_").removeprefix("averaged_").partition("[")[0].partition(".")[0]
 
@@ -344,9 +343,11 @@ def _worker_panel(history: Sequence[Record], xs: Sequence[float]) -> Panel:
     """Return a panel with the loss of each worker, through the rounds in which it trained."""
     curves: dict[int, Curve] = {}
     for x, record in zip(xs, history, strict=True):
-        for own in record["workers"]:
-            if isinstance(loss := own.get("loss"), int | float):
-                curve = curves.setdefault(own["worker"], Curve(f"worker {own['worker']}", [], []))
+        for entry in record["workers"]:
+            worker = entry["worker"]
+            loss = entry.get("loss")
+            if isinstance(loss, int | float):
+                curve = curves.setdefault(worker, Curve(f"worker {worker}", [], []))
                 curve.xs.append(x)
                 curve.ys.append(float(loss))
     return Panel("loss by worker", [curves[worker] for worker in sorted(curves)])
@@ -354,6 +355,5 @@ def _worker_panel(history: Sequence[Record], xs: Sequence[float]) -> Panel:
 
 def _curve(name: str, xs: list[float], records: Sequence[Mapping[str, Any]]) -> Curve:
     values = [record.get(name) for record in records]
-    return Curve(
-        name, xs, [float(value) if isinstance(value, int | float) else math.nan for value in values]
-    )
+    ys = [float(value) if isinstance(value, int | float) else math.nan for value in values]
+    return Curve(name, xs, ys)

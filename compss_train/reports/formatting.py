@@ -14,8 +14,9 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def number(value: object) -> str:
-    """Return a number with 4 significant digits, a whole number in full, and any other value as
-    ``str`` does.
+    """Return a number with 4 significant digits, or in full if it is whole.
+
+    Any other value is returned as ``str`` does.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
@@ -30,10 +31,10 @@ def number(value: object) -> str:
 
 
 def uniform_format(values: Sequence[float]) -> Callable[[float], str]:
-    """Return a formatter for a column of values, with equally many decimals if their magnitudes are
-    similar.
+    """Return a formatter for a column of values.
 
-    The largest value has at least 4 significant digits, the smallest 3.
+    It writes equally many decimals if the magnitudes are similar. The largest value has at least 4
+    significant digits, the smallest 3.
     """
     sizes = [abs(value) for value in values if value and math.isfinite(value)]
     if not sizes or max(sizes) > 1e3 * min(sizes) or not 1e-4 <= min(sizes) <= max(sizes) < 1e15:
@@ -48,11 +49,13 @@ def _decimals(value: float) -> int:
 
 
 def printable(text: str) -> str:
-    """Return a text in which escape sequences, as names of files may have, do nothing to a
-    terminal.
+    """Return a text whose escape sequences, as names of files may have, do nothing to a terminal.
+
+    Lines stay lines.
     """
     return "".join(
-        each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text
+        character if character.isprintable() or character == "\n" else repr(character)[1:-1]
+        for character in text
     )
 
 
@@ -100,18 +103,15 @@ def counted(number: int, name: str) -> str:
 
 def speed(value: float) -> str:
     """Return samples per second, millions with two decimals."""
-    return (
-        f"{value / 1e6:,.2f}M"
-        if value >= 1e6
-        else f"{value:,.0f}"
-        if value >= 100
-        else number(value)
-    )
+    if value >= 1e6:
+        return f"{value / 1e6:,.2f}M"
+    return f"{value:,.0f}" if value >= 100 else number(value)
 
 
 def percent(share: float) -> str:
     """Return a share of 1 as a percentage, with one decimal below 10%."""
-    return f"{100 * share:.0f}%" if share >= 0.095 or share == 0 else f"{100 * share:.1f}%"
+    decimals = 0 if share >= 0.095 or share == 0 else 1
+    return f"{100 * share:.{decimals}f}%"
 
 
 def duration(seconds: float) -> str:
@@ -120,12 +120,10 @@ def duration(seconds: float) -> str:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60:,} h {minutes % 60:02d} min"
-    )
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {whole_seconds:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
 def timestamp(unix_seconds: float) -> str:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 SHOWN_ROUNDS = 10
 """The last rounds, which notebooks show."""
 MOST_WORKER_ENTRIES = 250_000
-"""Maximum number of worker entries in a history: enough for 25 rounds of 10,000 workers, or 4,000
-rounds of 60.
+"""Maximum number of worker entries in a history.
+
+They are enough for 25 rounds of 10,000 workers, or 4,000 rounds of 60.
 """
 
 
@@ -43,32 +44,32 @@ class History(list[Record], validation.Suggesting):
     def append(self, record: Record) -> None:
         """Add a record, and empty ``workers`` in those that are now too early to have them."""
         super().append(record)
-        early = (
-            len(self) - 1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
-        )
+        workers = max(1, len(record.get("workers", ())))
+        kept_rounds = max(1, MOST_WORKER_ENTRIES // workers)
+        early = len(self) - 1 - kept_rounds
         while early >= 0 and self[early].get("workers"):
             self[early] = {**self[early], "workers": []}
             early -= 1
 
     def __repr__(self) -> str:
-        last = {**epoch_of(self[-1]), **measured_numbers(self[-1])} if self else {}
-        measures = ", ".join(f"{name} {formatting.number(value)}" for name, value in last.items())
-        return f"history of {formatting.counted(len(self), 'round')}" + (
-            f": {measures}" if measures else ""
-        )
+        summary = f"history of {formatting.counted(len(self), 'round')}"
+        if not self:
+            return summary
+        last = {**epoch_of(self[-1]), **measured_numbers(self[-1])}
+        values = ", ".join(f"{name} {formatting.number(value)}" for name, value in last.items())
+        return f"{summary}: {values}" if values else summary
 
     def _repr_html_(self) -> str:
-        shown = [(record, measured_numbers(record)) for record in self[-SHOWN_ROUNDS:]]
-        names = [*shown[-1][1]] if shown else []
-        rows = [
-            [str(record["round"]), str(record.get("epoch", ""))]
-            + [formatting.number(measured.get(name, "")) for name in names]
-            + [formatting.speed(record["samples_per_second"])]
-            for record, measured in shown
-        ]
-        return formatting.Table(
-            repr(self), ["round", "epoch", *names, "samples/s"], rows
-        )._repr_html_()
+        names = list(measured_numbers(self[-1])) if self else []
+        rows = []
+        for record in self[-SHOWN_ROUNDS:]:
+            measured = measured_numbers(record)
+            cells = [str(record["round"]), str(record.get("epoch", ""))]
+            cells += [formatting.number(measured.get(name, "")) for name in names]
+            cells.append(formatting.speed(record["samples_per_second"]))
+            rows.append(cells)
+        header = ["round", "epoch", *names, "samples/s"]
+        return formatting.Table(repr(self), header, rows)._repr_html_()
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Record: ...
@@ -82,23 +83,20 @@ class History(list[Record], validation.Suggesting):
         chosen = super().__getitem__(index)
         return type(self)(chosen) if isinstance(chosen, list) else chosen
 
-    def to_frame(self, workers: bool = False) -> pandas.DataFrame:
-        """Return a pandas ``DataFrame`` with a row per round, or with ``workers`` a row per round
-        and worker.
+    def to_frame(self, *, workers: bool = False) -> pandas.DataFrame:
+        """Return a pandas ``DataFrame`` with a row per round.
 
-        Metrics that are lists have a column per item (``recall[0]``), dicts a column per key
-        (``simulations.running``). ``training``, ``merging`` and ``waiting`` are in seconds, in rows
-        of rounds the sum over all workers; online fits do not have them. Needs the extra
-        ``pandas``.
+        With ``workers`` it has a row per round and worker. Metrics that are lists have a column per
+        item (``recall[0]``), dicts a column per key (``simulations.running``). ``training``,
+        ``merging`` and ``waiting`` are in seconds, in rows of rounds the sum over all workers;
+        online fits do not have them. Needs the extra ``pandas``.
         """
         pandas = imports.import_optional("pandas", extra="pandas", needed_by="to_frame")
-        return pandas.DataFrame(
-            timeline.worker_rows(self) if workers else timeline.round_rows(self)
-        )
+        rows = timeline.worker_rows(self) if workers else timeline.round_rows(self)
+        return pandas.DataFrame(rows)
 
     def plot(self, path: str | Path | None = None, *, against: Axis = "round") -> Figure:
-        """Plot losses and metrics by round and by worker, samples/s, and the time that workers
-        spent on what.
+        """Plot losses and metrics by round and by worker, the speed, and where time went.
 
         ``path`` is a file to save the figure to, as .png, .svg or .pdf; ``against`` is the x axis:
         ``"round"``, ``"epoch"``, ``"samples"`` trained, or ``"seconds"`` of training. Returns a
@@ -114,11 +112,10 @@ class History(list[Record], validation.Suggesting):
         return figure
 
     def save(self, path: str | Path) -> None:
-        """Write the records to a file as JSON lines, as the callback ``JsonLines`` does during a
-        fit.
+        """Write the records to a file as JSON lines.
 
-        JSON has no NaN and no infinities: they are the texts ``"NaN"``, ``"Infinity"`` and
-        ``"-Infinity"``.
+        The callback ``JsonLines`` does so during a fit. JSON has no NaN and no infinities: they are
+        the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
         """
         Path(path).write_text("".join(map(line_of, self)), encoding="utf-8")
 
@@ -135,8 +132,9 @@ class History(list[Record], validation.Suggesting):
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Save a figure atomically; raise ``ValueError`` if matplotlib does not support the suffix of
-    ``path``.
+    """Save a figure atomically.
+
+    Raises ``ValueError`` if matplotlib does not support the suffix of ``path``.
     """
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
         raise ValueError(
@@ -148,9 +146,8 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 def configuration_path(history: Path) -> Path:
     """Return the path of the configuration that belongs to a file with a history."""
-    return history.with_name(
-        "configuration.json" if history.stem == "history" else f"{history.stem}.configuration.json"
-    )
+    prefix = "" if history.stem == "history" else f"{history.stem}."
+    return history.with_name(f"{prefix}configuration.json")
 
 
 def line_of(record: Record) -> str:
@@ -185,15 +182,14 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _without_repetitions(records: list[Record], path: str | Path) -> list[Record]:
-    """Return the records without rounds that occur again later, as after another run or
-    ``restore``.
-    """
+    """Return the records without rounds that occur again, as after another run or ``restore``."""
     kept: list[Record] = []
     for record in records:
         while kept and kept[-1]["round"] >= record["round"]:
             kept.pop()
         kept.append(record)
-    if num_repeated := len(records) - len(kept):
+    num_repeated = len(records) - len(kept)
+    if num_repeated:
         validation.warn_user(
             f"{path} has {num_repeated} rounds that occur again later, as in another run; only "
             "the last were read"

@@ -1,5 +1,4 @@
-"""The report of a run: one HTML file with curves, a timeline of the workers, the configuration and
-all rounds.
+"""The report of a run: one HTML file with curves, a timeline, the configuration and all rounds.
 
 It needs no network and no other file, and suits light and dark screens and printing. Needs the
 extra ``report``.
@@ -104,7 +103,7 @@ def page(
     seconds.
     """
     net = str(_part(configuration, "build").get("net", "")).partition("(")[0].strip()
-    shown = {
+    shown_parts = {
         part: value
         for part, value in configuration.items()
         if value is not None and part != "details"
@@ -115,7 +114,7 @@ def page(
         subtitle=_subtitle(history, configuration),
         refresh_seconds=REFRESH_SECONDS if refresh else None,
         run=_run(history) if history else None,
-        configuration=shown,
+        configuration=shown_parts,
     )
     return text
 
@@ -171,16 +170,17 @@ def _part(configuration: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _subtitle(history: Sequence[Record], configuration: Mapping[str, Any]) -> str:
     trainer = _part(configuration, "trainer")
     machine = _part(configuration, "machine")
+    parts = []
     workers = trainer.get("num_workers")
-    parts = [
-        None if workers is None else f"{workers} worker{'s' * (workers != 1)}",
-        f"engine {trainer['engine']}" if "engine" in trainer else None,
-        f"on {machine['host']}" if "host" in machine else None,
-        f"from {timestamp(history[0]['fit_started'])}"
-        if history and "fit_started" in history[0]
-        else None,
-    ]
-    return " · ".join(filter(None, parts))
+    if workers is not None:
+        parts.append(f"{workers} worker{'s' * (workers != 1)}")
+    if "engine" in trainer:
+        parts.append(f"engine {trainer['engine']}")
+    if "host" in machine:
+        parts.append(f"on {machine['host']}")
+    if history and "fit_started" in history[0]:
+        parts.append(f"from {timestamp(history[0]['fit_started'])}")
+    return " · ".join(parts)
 
 
 def _run(history: Sequence[Record]) -> dict[str, Any]:
@@ -189,50 +189,59 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
 
     intervals = timeline.worker_intervals(history)
     shares = timeline.activity_shares(intervals)
-    rows = timeline.round_rows(history, intervals)
-    times = zip(
-        rows, curves.training_seconds(history), curves.training_speeds(history), strict=True
-    )
-    rows = [row | {"seconds": seconds, curves.SPEED: mean} for row, seconds, mean in times]
-    same = [
-        name for name in _SAID_ONCE if len({row.get(name) for row in rows}) == 1 and name in rows[0]
-    ]
-    notes = [
-        f"{name.replace('_', ' ')}: {_column_format(name, ())(rows[0][name])}" for name in same
-    ]
-    rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
-    step = -(-len(rows) // MAX_ROWS)
-    rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
-    notes += [f"every {step}th of {len(history):,} rounds"] * (step > 1)
-    notes += ["seconds are without start-up"] * any(timeline.startup_seconds(history))
     return {
         "key_figures": list(_key_figures(history, shares if intervals else {})),
         "charts": [chart_of(panel) for panel in curves.panels(history, intervals=intervals)],
         "timeline": timeline_chart(history, intervals),
         "timeline_legend": [(f"{kind} {percent(share)}", kind) for kind, share in shares.items()],
         "workers": _table(_worker_rows(history, intervals)),
-        "rounds": _table(
-            rows, " · ".join(notes) or None, first=["round", "epoch", *measured_in(history)]
-        ),
+        "rounds": _rounds_table(history, intervals),
     }
+
+
+def _rounds_table(history: Sequence[Record], intervals: list[timeline.Interval]) -> TableCells:
+    """Return the table of rounds; of very many, not all are shown."""
+    rows = timeline.round_rows(history, intervals)
+    for row, seconds, mean_speed in zip(
+        rows, curves.training_seconds(history), curves.training_speeds(history), strict=True
+    ):
+        row["seconds"] = seconds
+        row[curves.SPEED] = mean_speed
+    notes = []
+    for name in _SAID_ONCE:
+        if name in rows[0] and len({row.get(name) for row in rows}) == 1:
+            value = _column_format(name, ())(rows[0][name])
+            notes.append(f"{name.replace('_', ' ')}: {value}")
+            for row in rows:
+                row.pop(name, None)
+    step = -(-len(rows) // MAX_ROWS)
+    if step > 1:
+        notes.append(f"every {step}th of {len(history):,} rounds")
+        rows = [*rows[:-1:step], rows[-1]]
+    if any(timeline.startup_seconds(history)):
+        notes.append("seconds are without start-up")
+    first = ["round", "epoch", *measured_in(history)]
+    return _table(rows, " · ".join(notes) or None, first=first)
 
 
 def _worker_rows(history: Sequence[Record], intervals: list[timeline.Interval]) -> Iterator[Row]:
     """Iterate over rows of workers, with sums over all rounds."""
-    sums: dict[int, Counter[str]] = {}
+    summed = ("samples", "batches", *timeline.KINDS)
+    sums_of_workers: dict[int, Counter[str]] = {}
     for cells in timeline.worker_rows(history, intervals):
-        own = sums.setdefault(cells["worker"], Counter())
-        own.update(
-            {name: cells[name] for name in ("samples", "batches", *timeline.KINDS) if name in cells}
-        )
-        own["rounds"] += cells["samples"] > 0
-    for worker, own in sorted(sums.items()):
-        counts = {name: own[name] for name in ("rounds", "samples", "batches") if name in own}
+        sums = sums_of_workers.setdefault(cells["worker"], Counter())
+        sums.update({name: cells[name] for name in summed if name in cells})
+        sums["rounds"] += cells["samples"] > 0
+    for worker, sums in sorted(sums_of_workers.items()):
+        counts = {name: sums[name] for name in ("rounds", "samples", "batches") if name in sums}
         row: Row = {"worker": worker, **counts}
-        if own["training"]:
-            row["samples/s in training"] = own["samples"] / own["training"]
-        seconds: dict[str, float] = {kind: own[kind] for kind in timeline.KINDS if kind in own}
-        yield row | seconds | ({"time": _bar(seconds)} if any(seconds.values()) else {})
+        if sums["training"]:
+            row["samples/s in training"] = sums["samples"] / sums["training"]
+        seconds: dict[str, float] = {kind: sums[kind] for kind in timeline.KINDS if kind in sums}
+        row |= seconds
+        if any(seconds.values()):
+            row["time"] = _bar(seconds)
+        yield row
 
 
 def _bar(parts: Mapping[str, float]) -> Bar:
@@ -241,9 +250,7 @@ def _bar(parts: Mapping[str, float]) -> Bar:
 
 
 def _table(rows: Iterable[Row], note: str | None = None, first: Sequence[str] = ()) -> TableCells:
-    """Return a table of rows, with the columns ``first`` on the left, where narrow screens show
-    them.
-    """
+    """Return a table of rows, with the columns ``first`` where narrow screens show them."""
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1 - (name in first))
@@ -251,12 +258,11 @@ def _table(rows: Iterable[Row], note: str | None = None, first: Sequence[str] = 
         name: _column_format(name, [row[name] for row in rows if name in row]) for name in names
     }
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
-    texts = {name: name.replace("_per_second", "/s").replace("_", " ") for name in names}
-    return (
-        [f"{text} (s)" if name in timeline.KINDS else text for name, text in texts.items()],
-        cells,
-        note,
-    )
+    headings = []
+    for name in names:
+        heading = name.replace("_per_second", "/s").replace("_", " ")
+        headings.append(f"{heading} (s)" if name in timeline.KINDS else heading)
+    return headings, cells, note
 
 
 def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], str | Bar]:
@@ -283,20 +289,24 @@ def _key_figures(history: Sequence[Record], shares: Mapping[str, float]) -> Iter
     startup = sum(timeline.startup_seconds(history))
     epochs = epochs_of(history)
     yield "rounds", f"{len(history):,}", counted(epochs, "epoch") if epochs else None, None
-    yield (
-        "time",
-        duration(seconds),
-        f"after {duration(startup)} of start-up" if startup else None,
-        None,
-    )
+    waited = f"after {duration(startup)} of start-up" if startup else None
+    yield "time", duration(seconds), waited, None
     mean = speed(samples / seconds) if seconds else ""
     yield "samples/s", mean, f"best round {speed(best)}, {samples:,} samples", None
-    for name in [each for each in measured_in(history) if "[" not in each][:MAX_MEASURED]:
-        values = [each[name] for record in history if name in (each := measured_numbers(record))]
-        first = next((value for value in values if not math.isnan(value)), math.nan)
-        extreme, at = best_value(name, history) or (math.nan, 0)
-        detail = f"{'highest' if extreme > first else 'lowest'} {number(extreme)}, round {at}"
-        yield name.replace("_", " "), number(values[-1]), detail if len(values) > 1 else None, None
+    names = [name for name in measured_in(history) if "[" not in name]
+    for name in names[:MAX_MEASURED]:
+        yield _key_figure(name, history)
     if shares:
-        others = ", ".join(f"{percent(shares[kind])} {kind}" for kind in timeline.KINDS[1:])
-        yield "time in training", percent(shares["training"]), others, _bar(shares)
+        not_training = ", ".join(f"{percent(shares[kind])} {kind}" for kind in timeline.KINDS[1:])
+        yield "time in training", percent(shares["training"]), not_training, _bar(shares)
+
+
+def _key_figure(name: str, history: Sequence[Record]) -> KeyFigure:
+    """Return the last value of a loss or metric, with its best one."""
+    numbers = [measured_numbers(record) for record in history]
+    values = [by_name[name] for by_name in numbers if name in by_name]
+    first = next((value for value in values if not math.isnan(value)), math.nan)
+    best, round_number = best_value(name, history) or (math.nan, 0)
+    extreme = "highest" if best > first else "lowest"
+    detail = f"{extreme} {number(best)}, round {round_number}" if len(values) > 1 else None
+    return name.replace("_", " "), number(values[-1]), detail, None

@@ -12,29 +12,13 @@ Axis = Literal["round", "epoch", "samples", "seconds"]
 """What the horizontal axis of curves counts."""
 
 BOOKKEEPING = frozenset(
-    {
-        *(
-            "round",
-            "epoch",
-            "samples",
-            "batches",
-            "seconds",
-            "samples_per_second",
-            "workers",
-            "worker",
-        ),
-        *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
-        *(
-            "batches_per_second",
-            "received",
-            "buffer",
-            "unseen",
-            "repetitions_mean",
-            "repetitions",
-            "waited",
-        ),
-        *("simulations", "inputs"),
-    }
+    (
+        *("round", "epoch", "samples", "batches", "seconds", "samples_per_second"),
+        *("workers", "worker", "fit_started", "started", "ended", "merge"),
+        *("files", "skipped", "skipped_batches", "lr"),
+        *("batches_per_second", "received", "buffer", "unseen", "waited"),
+        *("repetitions_mean", "repetitions", "simulations", "inputs"),
+    )
 )
 """Fields of a record that are not losses or metrics."""
 
@@ -56,30 +40,30 @@ NUMERIC_ONLINE = (
 
 
 def is_record(value: object) -> TypeGuard[Record]:
-    """Return whether a value that was read from a file has the fields that every record and its
-    workers have.
-    """
+    """Return whether a value of a file has the fields that all records and their workers have."""
     return (
         isinstance(value, dict)
         and {"round", "samples", "seconds", "samples_per_second", "workers"} <= value.keys()
         and isinstance(value["workers"], list)
-        and all(
-            isinstance(own, dict) and {"worker", "samples", "seconds"} <= own.keys()
-            for own in value["workers"]
-        )
+        and all(map(_is_worker_entry, value["workers"]))
     )
 
 
+def _is_worker_entry(value: object) -> bool:
+    return isinstance(value, dict) and {"worker", "samples", "seconds"} <= value.keys()
+
+
 def epoch_of(record: Record) -> dict[str, int]:
-    """Return the epoch of a record by its name, or nothing for one of an online fit, which has
-    none.
-    """
+    """Return the epoch of a record by its name; a record of an online fit has none."""
     return {"epoch": record["epoch"]} if "epoch" in record else {}
 
 
 def epochs_of(history: Sequence[Record]) -> int:
     """Return the number of epochs that a history ends after."""
-    return int(next((record["epoch"] for record in reversed(history) if "epoch" in record), 0))
+    for record in reversed(history):
+        if "epoch" in record:
+            return int(record["epoch"])
+    return 0
 
 
 def per_second(count: float, seconds: float) -> float:
@@ -93,16 +77,16 @@ def measured_names(record: Mapping[str, Any]) -> list[str]:
 
 
 def flatten(record: Record) -> Row:
-    """Return a record as a row without its workers: ``recall[0]`` for items of metrics,
-    ``name.key`` for dicts.
+    """Return a record as a row without its workers.
 
-    Of the inputs that a sampler has drawn it has their numbers, such as ``inputs.child``.
+    Items of metrics have names such as ``recall[0]``, those of dicts ``name.key``. Of the inputs
+    that a sampler has drawn it has their numbers, such as ``inputs.child``.
     """
     measured = set(measured_names(record))
     row: Row = {}
     for name, value in record.items():
         if name == "inputs" and isinstance(value, list):
-            row.update(Counter(f"inputs.{each['origin'] or 'drawn'}" for each in value))
+            row.update(Counter(f"inputs.{draw['origin'] or 'drawn'}" for draw in value))
         elif name != "workers":
             row.update(_flat_items(name, value, lists=name in measured))
     return row
@@ -115,9 +99,7 @@ def measured_numbers(record: Record) -> dict[str, float]:
 
 
 def measured_in(history: Iterable[Record]) -> list[str]:
-    """Return the names of the numbers that records of a history have measured, in the order of
-    their first ones.
-    """
+    """Return the names of the numbers that records have measured, in the order of the first."""
     return list(dict.fromkeys(name for record in history for name in measured_numbers(record)))
 
 
@@ -127,17 +109,18 @@ def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None
     It is the lowest one, or, unless it is a loss, the highest if the values have increased; of
     several, the first.
     """
-    values = [
-        (each[name], record["round"])
-        for record in history
-        if name in (each := measured_numbers(record))
-    ]
-    known = [(value, at) for value, at in values if not math.isnan(value)] or values
+    values = []
+    for record in history:
+        measured = measured_numbers(record)
+        if name in measured:
+            values.append((measured[name], int(record["round"])))
+    known = [(value, number) for value, number in values if not math.isnan(value)] or values
     if not known:
         return None
-    return (max if (known[-1][0] > known[0][0] and not name.endswith("loss")) else min)(
-        known, key=itemgetter(0)
-    )
+    first, _ = known[0]
+    last, _ = known[-1]
+    has_increased = last > first and not name.endswith("loss")
+    return max(known, key=itemgetter(0)) if has_increased else min(known, key=itemgetter(0))
 
 
 def _flat_items(name: str, value: Any, *, lists: bool) -> Iterator[tuple[str, Any]]:

@@ -36,9 +36,7 @@ class Interval:
 
     worker: int
     position: int
-    """Index in the history of the round it belongs to: the number of the round, unless histories
-    were joined.
-    """
+    """Index of its round in the history: the round's number, unless histories were joined."""
     kind: Kind
     start: float
     """In Unix seconds, as ``stop``."""
@@ -57,27 +55,33 @@ def worker_intervals(history: Sequence[Record]) -> list[Interval]:
 
 
 def startup_seconds(history: Sequence[Record]) -> list[float]:
-    """Return the seconds of each round in which no worker had started yet: in the first round of
-    each fit.
+    """Return the seconds of each round in which no worker had started yet.
+
+    They are 0 in all rounds but the first one of each fit.
     """
-    seconds = [0.0] * len(history)
-    for number, (before, record) in enumerate(zip([{}, *history], history, strict=False)):
-        if _is_timed(record) and before.get("fit_started") != record["fit_started"]:
-            first = min(own["started"] for own in record["workers"] if "started" in own)
-            seconds[number] = float(min(max(0.0, first - record["fit_started"]), record["seconds"]))
+    seconds = []
+    fit_started = None
+    for record in history:
+        startup = 0.0
+        if _is_timed(record) and record["fit_started"] != fit_started:
+            first = min(start for start, _ in _trainings(record).values())
+            startup = float(min(max(0.0, first - record["fit_started"]), record["seconds"]))
+        seconds.append(startup)
+        fit_started = record.get("fit_started")
     return seconds
 
 
 def totals(
     intervals: Iterable[Interval], key: Callable[[Interval], Any] = attrgetter("position", "worker")
 ) -> dict[Any, dict[str, float]]:
-    """Return the seconds of each kind, by position in the history and worker, or by another key of
-    intervals.
+    """Return the seconds of each kind, by position in the history and worker.
+
+    ``key`` is another key, made of an interval.
     """
     sums: dict[Any, dict[str, float]] = {}
     for interval in intervals:
-        own = sums.setdefault(key(interval), dict.fromkeys(KINDS, 0.0))
-        own[interval.kind] += interval.stop - interval.start
+        by_kind = sums.setdefault(key(interval), dict.fromkeys(KINDS, 0.0))
+        by_kind[interval.kind] += interval.stop - interval.start
     return sums
 
 
@@ -94,8 +98,7 @@ def activity_shares(intervals: Iterable[Interval]) -> dict[str, float]:
 
 
 def round_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
-    """Return a row per round, with the seconds that all workers spent in training, merging and
-    waiting.
+    """Return a row per round, with the seconds of all workers in training, merging and waiting.
 
     ``intervals`` are those of the history, if already computed.
     """
@@ -112,19 +115,26 @@ def worker_rows(history: Sequence[Record], intervals: list[Interval] | None = No
         {
             "round": record["round"],
             **epoch_of(record),
-            "worker": own["worker"],
-            **flatten(own),
-            **seconds.get((position, own["worker"]), {}),
+            "worker": entry["worker"],
+            **flatten(entry),
+            **seconds.get((position, entry["worker"]), {}),
         }
         for position, record in enumerate(history)
-        for own in record["workers"]
+        for entry in record["workers"]
     ]
 
 
 def _is_timed(record: Record) -> bool:
-    return {"ended", "fit_started"} <= record.keys() and any(
-        "started" in own for own in record["workers"]
-    )
+    return {"ended", "fit_started"} <= record.keys() and bool(_trainings(record))
+
+
+def _trainings(record: Record) -> dict[int, tuple[float, float]]:
+    """Return the start and stop of each worker's training, by worker."""
+    return {
+        entry["worker"]: (entry["started"], entry["started"] + entry["seconds"])
+        for entry in record["workers"]
+        if "started" in entry
+    }
 
 
 _Mark: TypeAlias = tuple[Kind, float, int]
@@ -138,21 +148,12 @@ class _Fit:
         self._positions = [position for position, _ in rounds]
         self._ended = rounds[-1][1]["ended"]
         self._barriers = rounds[0][1].get("merge", "synchronous") == "synchronous"
-        self._trainings = [
-            {
-                own["worker"]: (own["started"], own["started"] + own["seconds"])
-                for own in record["workers"]
-                if "started" in own
-            }
-            for _, record in rounds
-        ]
-        """The start and stop of each worker's training, by round."""
-        self._starts = [min(start for start, _ in each.values()) for each in self._trainings]
-        self._stops = [max(stop for _, stop in each.values()) for each in self._trainings]
+        self._trainings = [_trainings(record) for _, record in rounds]
+        spans = [list(by_worker.values()) for by_worker in self._trainings]
+        self._starts = [min(start for start, _ in of_round) for of_round in spans]
+        self._stops = [max(stop for _, stop in of_round) for of_round in spans]
         self._workers = sorted(set().union(*self._trainings))
-        changes = np.array(
-            [time for each in self._trainings for times in each.values() for time in times]
-        )
+        changes = np.array(list(chain.from_iterable(chain.from_iterable(spans))))
         steps = np.tile([1, -1], len(changes) // 2)
         order = np.lexsort((steps, changes))  # at the same time, stops come before starts
         self._changes = changes[order]
@@ -160,8 +161,9 @@ class _Fit:
         training = np.cumsum(steps[order])[:-1]
         is_full = (training == training.max()) & (training < len(self._workers))
         self._full_seconds = np.cumsum([0.0, *np.diff(self._changes) * is_full])
-        """The seconds before each change in which no process was free, as the most workers were
-        training.
+        """The seconds before each change in which no process was free.
+
+        As many workers were training as ever did.
         """
 
     def intervals(self) -> Iterator[Interval]:
@@ -170,32 +172,32 @@ class _Fit:
 
     def _of_worker(self, worker: int) -> Iterator[Interval]:
         """Iterate over the intervals of a worker; each starts when the previous one stops."""
-        own = [number for number, each in enumerate(self._trainings) if worker in each]
-        now = self._trainings[own[0]][worker][0]
-        for number, following in zip(own, [*own[1:], None], strict=True):
+        rounds = [number for number, by_worker in enumerate(self._trainings) if worker in by_worker]
+        now = self._trainings[rounds[0]][worker][0]
+        for number, following in zip(rounds, [*rounds[1:], None], strict=True):
             stop = max(now, self._trainings[number][worker][1])
             limit = inf if following is None else max(stop, self._trainings[following][worker][0])
             marks: list[_Mark] = [("training", stop, self._positions[number])]
             for kind, until, position in chain(marks, self._marks(worker, number, following)):
-                if kind == "training" or min(until, limit) > now:
-                    until = min(until, limit)
-                    yield Interval(
-                        worker=worker, position=position, kind=kind, start=now, stop=until
-                    )
-                    now = until
+                end = min(until, limit)
+                if kind == "training" or end > now:
+                    yield Interval(worker=worker, position=position, kind=kind, start=now, stop=end)
+                    now = end
 
     def _marks(self, worker: int, number: int, following: int | None) -> Iterator[_Mark]:
+        """Iterate over what a worker does after its training of a round, until the following."""
         last = len(self._positions) - 1 if following is None else following
-        for each in range(number, last if self._barriers else number):
-            yield "waiting", self._stops[each], self._positions[each]
-            yield "merging", self._starts[each + 1], self._positions[each]
+        if self._barriers:
+            for between in range(number, last):
+                yield "waiting", self._stops[between], self._positions[between]
+                yield "merging", self._starts[between + 1], self._positions[between]
         if following is None:
             yield "waiting", max(self._stops), self._positions[last]
             yield "merging", self._ended, self._positions[last]
             return
         begin = self._trainings[following][worker][0]
         if not self._barriers:
-            between = self._trainings[number][worker][1], begin
-            waited = np.diff(np.interp(between, self._changes, self._full_seconds))[0]
+            pause = (self._trainings[number][worker][1], begin)
+            waited = np.diff(np.interp(pause, self._changes, self._full_seconds))[0]
             yield "merging", begin - max(0.0, float(waited)), self._positions[number]
         yield "waiting", begin, self._positions[following]

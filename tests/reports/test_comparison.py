@@ -188,15 +188,17 @@ def test_losses_that_cannot_be_drawn_leave_gaps(losses):
 
 
 SAMPLES = 800
-"""Of a round."""
+"""Samples of a round of a synthetic history."""
 SECONDS = 0.001
+"""Seconds that a worker needs for a sample."""
 MERGE = 0.25
-"""Of a sample, and of a merge, in synthetic histories."""
+"""Seconds of a merge."""
 
 
 def history(workers, *, rounds=16, processes=1, extra=0.0):
-    """Records that follow the formulas: an epoch is half of the rounds, each in waves of
-    ``processes`` tasks.
+    """Records that follow the formulas: an epoch is half of the rounds.
+
+    A round is waves of ``processes`` tasks.
     """
     records = []
     now = 1000.0

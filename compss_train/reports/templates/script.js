@@ -17,7 +17,9 @@ function showTip(event, text) {
 
 function nearestIndex(xs, x) {
   let best = 0;
-  xs.forEach((each, index) => { if (Math.abs(each - x) < Math.abs(xs[best] - x)) best = index; });
+  xs.forEach((value, index) => {
+    if (Math.abs(value - x) < Math.abs(xs[best] - x)) best = index;
+  });
   return best;
 }
 
@@ -52,7 +54,8 @@ function seconds(value) {
   return value < 100 ? value.toPrecision(3) + " s" : Math.round(value).toLocaleString("en") + " s";
 }
 
-// Returns what a lane shows at a position, read from the outlines of its bars: each kind covers that before it.
+// Returns what a lane shows at a position, read from the outlines of its bars: each kind covers that
+// before it.
 function activityAt(lane, position) {
   const parts = [];
   let below = 0;
@@ -118,10 +121,15 @@ function prepareTimeline(timeline) {
     }
     const lane = lanes[Math.floor((event.clientY - box.top) / box.height * lanes.length)];
     if (!lane) return;
-    const found = activityAt(lane, position), single = found.length === 1;
-    const doing = found.map(([kind, share, length]) =>
-      kind + (single ? ` for ${seconds(length / UNITS * whole)}` : ` ${Math.round(100 * share)}%`)).join(", ");
-    showTip(event, `${lane.dataset.name}${doing && ": " + doing}\nat ${seconds(position / UNITS * whole)}`);
+    const activities = activityAt(lane, position);
+    const isSingle = activities.length === 1;
+    const texts = activities.map(([kind, share, length]) => {
+      const amount = isSingle ? `for ${seconds(length / UNITS * whole)}` : `${Math.round(100 * share)}%`;
+      return `${kind} ${amount}`;
+    });
+    const doing = texts.length ? `: ${texts.join(", ")}` : "";
+    const time = seconds(position / UNITS * whole);
+    showTip(event, `${lane.dataset.name}${doing}\nat ${time}`);
   });
   picture.addEventListener("pointerleave", (event) => showTip(event, ""));
 }
