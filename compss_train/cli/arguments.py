@@ -1,8 +1,7 @@
-"""The arguments of each subcommand of ``compss-train``. The code that runs them may need torch; it
-is not imported.
+"""The arguments of each subcommand of ``compss-train``.
 
 A subcommand is a function that adds its arguments to a parser; its docstring is what ``--help``
-prints.
+prints. The code that runs subcommands may need torch, and is not imported here.
 """
 
 import argparse
@@ -19,6 +18,7 @@ from compss_train.reports.records import Axis
 Parser = argparse.ArgumentParser
 
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
+"""Dtypes of the samples that ``send`` reads; the first is the default."""
 TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 """Environment variable for the token, as other users can read command lines."""
 
@@ -29,19 +29,26 @@ class _Setting(argparse.Action):
     def __call__(
         self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None
     ) -> None:
-        namespace.settings = [
-            *namespace.settings,
-            f"{self.const}={json.dumps(value, ensure_ascii=False)}",
-        ]
+        setting = f"{self.const}={json.dumps(value, ensure_ascii=False)}"
+        namespace.settings = [*namespace.settings, setting]
 
 
 def _path(text: str) -> Path:
-    """Return a path; an empty one is an unset variable of the shell, and would be the current
-    folder.
-    """
+    """Return a path; an empty one is an error: an unset variable, not the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; is a variable of the shell not set?")
     return Path(text)
+
+
+def _absolute_path(text: str) -> str:
+    return str(_path(text).absolute())
+
+
+def _comma_separated(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"give names separated by commas, not {text!r}")
+    return names
 
 
 def make_parser() -> Parser:
@@ -56,7 +63,9 @@ def make_parser() -> Parser:
             "Train PyTorch models with many workers, on this machine or on a cluster of "
             "COMPSs or Ray."
         ),
-        epilog="compss-train COMMAND --help describes a command. To start: compss-train fit --example",
+        epilog=(
+            "compss-train COMMAND --help describes a command. To start: compss-train fit --example"
+        ),
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -79,13 +88,15 @@ def fit_arguments(parser: Parser) -> None:
     """Train a network as described by a TOML file.
 
     examples:
-      compss-train fit --example > spirals.toml compss-train fit spirals.toml compss-train fit
-      spirals.toml --dry-run compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set
-      build.optimizer.lr=0.003 compss-train fit spirals.toml --resume
+      compss-train fit --example > spirals.toml
+      compss-train fit spirals.toml
+      compss-train fit spirals.toml --dry-run
+      compss-train fit spirals.toml --set fit.num_epochs=50 --set build.optimizer.lr=0.003
+      compss-train fit spirals.toml --workers 4 --resume
 
-    Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after
-    Ctrl-C, 143 after SIGTERM. After 1, 75, 130 and 143, --resume continues from the last
-    checkpoint.
+    Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time,
+    130 after Ctrl-C, 143 after SIGTERM. After 1, 75, 130 and 143, --resume continues
+    from the last checkpoint.
     """
     parser.add_argument(
         "file", type=_path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run"
@@ -93,36 +104,61 @@ def fit_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--example", action="store_true", help="print a TOML file that trains, with comments"
     )
-    keys = "print the keys of all sections, with their defaults and types"
-    parser.add_argument("--keys", action="store_true", help=keys)
-    _add_settings(parser)
-    folder: dict[str, Any] = {"const": "output.folder", "metavar": "FOLDER"}
-    folder["type"] = lambda text: str(_path(text).absolute())
     parser.add_argument(
-        "--output", action=_Setting, help="folder of the run's files (output.folder)", **folder
+        "--keys",
+        action="store_true",
+        help="print the keys of all sections, with their defaults and types",
+    )
+    _add_settings(parser)
+    parser.add_argument(
+        "--output",
+        action=_Setting,
+        const="output.folder",
+        type=_absolute_path,
+        metavar="FOLDER",
+        help="folder of the run's files (output.folder)",
     )
     again = parser.add_mutually_exclusive_group()
-    resume = "continue the run in the folder from its last checkpoint, or start one"
-    again.add_argument("--resume", action="store_true", help=resume)
+    again.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the run in the folder from its last checkpoint, or start one",
+    )
     again.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
-    dry_run = "check everything, train on one batch in this process, print the plan"
-    parser.add_argument("--dry-run", action="store_true", help=dry_run)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything, train on one batch in this process, print the plan",
+    )
 
 
 def _add_settings(parser: Parser) -> None:
     """Add arguments that change values of a run file."""
-    text = (
-        "set a key of the file, the value as in TOML, strings also without quotes; may be repeated"
-    )
-    setting: dict[str, Any] = {"default": [], "metavar": "SECTION.KEY=VALUE", "dest": "settings"}
-    parser.add_argument("--set", action="append", help=text, **setting)
-    workers: dict[str, Any] = {"const": "trainer.num_workers", "type": int, "metavar": "N"}
     parser.add_argument(
-        "--workers", action=_Setting, help="model copies (trainer.num_workers)", **workers
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="SECTION.KEY=VALUE",
+        help=(
+            "set a key of the file, the value as in TOML, strings also without quotes; may be "
+            "repeated"
+        ),
     )
-    where = "where tasks run: auto, serial, local, compss or ray (trainer.engine)"
     parser.add_argument(
-        "--engine", action=_Setting, const="trainer.engine", metavar="ENGINE", help=where
+        "--workers",
+        action=_Setting,
+        const="trainer.num_workers",
+        type=int,
+        metavar="N",
+        help="model copies (trainer.num_workers)",
+    )
+    parser.add_argument(
+        "--engine",
+        action=_Setting,
+        const="trainer.engine",
+        metavar="ENGINE",
+        help="where tasks run: auto, serial, local, compss or ray (trainer.engine)",
     )
     parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
 
@@ -136,11 +172,16 @@ def evaluate_arguments(parser: Parser) -> None:
       compss-train evaluate runs/spirals --data test-x.npy test-y.npy
     """
     _add_run(parser)
-    data = (
-        "files with x and y (.npz, .pt, .h5; quoted patterns), or two .npy files, x and y "
-        "(default: the run's validation data)"
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help=(
+            "files with x and y (.npz, .pt, .h5; quoted patterns), or two .npy files, x and y "
+            "(default: the run's validation data)"
+        ),
     )
-    parser.add_argument("--data", nargs="+", default=(), metavar="FILE", help=data)
     _add_x(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -149,42 +190,64 @@ def predict_arguments(parser: Parser) -> None:
     """Write the outputs of a run's network for samples in files.
 
     examples:
-      compss-train predict runs/spirals --input x.npy --output y.npy compss-train predict
-      runs/spirals --best --input "new/*.npz" --output classes.npy --classes compss-train predict
-      runs/prices --input new.csv --x rooms,area --ids street --output prices.parquet compss-train
-      predict runs/pets --input photo.jpg --output classes.csv --classes
+      compss-train predict runs/spirals --input x.npy --output y.npy
+      compss-train predict runs/spirals --best --input "new/*.npz" --output out.npy --classes
+      compss-train predict runs/prices --input new.csv --x rooms,area --output prices.csv
+      compss-train predict runs/prices --input new.csv --ids street --output prices.parquet
+      compss-train predict runs/pets --input photo.jpg --output classes.csv --classes
     """
     _add_run(parser)
-    files = (
-        "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; "
-        "quoted patterns"
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help=(
+            "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; "
+            "quoted patterns"
+        ),
     )
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
     _add_x(parser)
-    output = (
-        "a .npy file, .npz with an array called output, or .csv or .parquet with a row for "
-        "each sample"
+    parser.add_argument(
+        "--output",
+        type=_path,
+        required=True,
+        metavar="FILE",
+        help=(
+            "a .npy file, .npz with an array called output, or .csv or .parquet with a row for "
+            "each sample"
+        ),
     )
-    parser.add_argument("--output", type=_path, required=True, metavar="FILE", help=output)
-    ids = (
-        "the column or array of the input that names the samples in a .csv or .parquet "
-        "(default: file and row)"
+    parser.add_argument(
+        "--ids",
+        metavar="NAME",
+        help=(
+            "the column or array of the input that names the samples in a .csv or .parquet "
+            "(default: file and row)"
+        ),
     )
-    parser.add_argument("--ids", metavar="NAME", help=ids)
-    classes = (
-        "write the index of each sample's largest output, in tables its class, instead of "
-        "the outputs"
+    parser.add_argument(
+        "--classes",
+        action="store_true",
+        help=(
+            "write the index of each sample's largest output, in tables its class, instead of "
+            "the outputs"
+        ),
     )
-    parser.add_argument("--classes", action="store_true", help=classes)
 
 
 def _add_x(parser: Parser) -> None:
     """Add how files name x."""
-    columns = (
-        "the array that is x, or the columns of a table that are x, in order (default: as "
-        "[data] of the run)"
+    parser.add_argument(
+        "--x",
+        type=_comma_separated,
+        default=(),
+        metavar="NAME,...",
+        help=(
+            "the array that is x, or the columns of a table that are x, in order (default: as "
+            "[data] of the run)"
+        ),
     )
-    parser.add_argument("--x", type=_comma_separated, default=(), metavar="NAME,...", help=columns)
 
 
 def _add_run(parser: Parser) -> None:
@@ -195,11 +258,14 @@ def _add_run(parser: Parser) -> None:
     parser.add_argument(
         "--best", action="store_true", help="use its best checkpoint (default: final parameters)"
     )
-    trust = (
-        "import the modules that the run's file names without printing them, even if it "
-        "belongs to another user"
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help=(
+            "import the modules that the run's file names without printing them, even if it "
+            "belongs to another user"
+        ),
     )
-    parser.add_argument("--trust", action="store_true", help=trust)
     _add_settings(parser)
 
 
@@ -210,8 +276,12 @@ def report_arguments(parser: Parser) -> None:
       compss-train report runs/spirals
       compss-train report history.jsonl -o report.html
     """
-    page = "report.html in the folder of a run, else an .html file next to the history"
-    _add_run_history(parser, f"an .html file (default: {page})")
+    _add_history(parser)
+    _add_picture(
+        parser,
+        "an .html file (default: report.html in the folder of a run, else an .html file next to "
+        "the history)",
+    )
 
 
 def plot_arguments(parser: Parser) -> None:
@@ -221,9 +291,9 @@ def plot_arguments(parser: Parser) -> None:
       compss-train plot runs/spirals
       compss-train plot history.jsonl -o curves.svg --against epoch
     """
-    _add_run_history(
-        parser, "a .png, .svg or .pdf file (default: plot.png next to the history)", axis=True
-    )
+    _add_history(parser)
+    _add_picture(parser, "a .png, .svg or .pdf file (default: plot.png next to the history)")
+    _add_axis(parser)
 
 
 def compare_arguments(parser: Parser) -> None:
@@ -233,27 +303,40 @@ def compare_arguments(parser: Parser) -> None:
       compss-train compare runs/*
       compss-train compare runs/a runs/b -o comparison.html --against seconds
 
-    Runs that differ only in their seed are drawn as one: their median, and a band from the lowest
-    to the highest.
+    Runs that differ only in their seed are drawn as one: their median, and a band
+    from the lowest to the highest.
     """
-    output = "also write an .html page, or a .png, .svg or .pdf image, with all curves"
-    _add_run_history(parser, output, name="runs", nargs="+", axis=True)
+    _add_history(parser, "runs", nargs="+")
+    _add_picture(parser, "also write an .html page, or a .png, .svg or .pdf image, with all curves")
+    _add_axis(parser)
 
 
-def _add_run_history(
-    parser: Parser, output: str, *, name: str = "run", nargs: str | None = None, axis: bool = False
-) -> None:
-    """Add the run or runs that are drawn, the file, and with ``axis`` the choice of the horizontal
-    axis.
-    """
-    text = (
-        "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
+def _add_history(parser: Parser, name: str = "run", nargs: str | None = None) -> None:
+    """Add the run or runs that are drawn."""
+    parser.add_argument(
+        name,
+        type=_path,
+        nargs=nargs,
+        metavar="RUN",
+        help=(
+            "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback "
+            "JsonLines"
+        ),
     )
-    parser.add_argument(name, type=_path, nargs=nargs, metavar="RUN", help=text)
-    parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=output)
-    if axis:
-        text = "the horizontal axis of curves (default: round)"
-        parser.add_argument("--against", choices=get_args(Axis), default="round", help=text)
+
+
+def _add_picture(parser: Parser, text: str) -> None:
+    """Add the file that is written."""
+    parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=text)
+
+
+def _add_axis(parser: Parser) -> None:
+    parser.add_argument(
+        "--against",
+        choices=get_args(Axis),
+        default="round",
+        help="the horizontal axis of curves (default: round)",
+    )
 
 
 def runs_arguments(parser: Parser) -> None:
@@ -263,9 +346,13 @@ def runs_arguments(parser: Parser) -> None:
       compss-train runs
       compss-train runs /scratch/experiments
     """
-    text = "folder with the folders of runs (default: runs)"
     parser.add_argument(
-        "folder", type=_path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text
+        "folder",
+        type=_path,
+        nargs="?",
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="folder with the folders of runs (default: runs)",
     )
 
 
@@ -276,145 +363,222 @@ def advise_arguments(parser: Parser) -> None:
       compss-train advise runs/8
       compss-train advise runs/8 --processes 32
     """
-    run = "folder of a run, or its history in JSON lines, of an epoch or two"
-    parser.add_argument("run", type=_path, metavar="RUN", help=run)
-    processes = "workers that train at the same time (default: as many as in the run)"
-    parser.add_argument("--processes", type=int, metavar="N", help=processes)
+    parser.add_argument(
+        "run",
+        type=_path,
+        metavar="RUN",
+        help="folder of a run, or its history in JSON lines, of an epoch or two",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="workers that train at the same time (default: as many as in the run)",
+    )
 
 
 def shard_arguments(parser: Parser) -> None:
-    """Write arrays, or files of one size, as files of another size or format, from which workers
-    train.
+    """Write arrays, or files of one size, as files of another size or format to train from.
 
     examples:
-      compss-train shard x=images.npy y=labels.npy --rows 5000 --output train compss-train shard
-      "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed compss-train
-      shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants
+      compss-train shard x=images.npy y=labels.npy --rows 5000 --output train
+      compss-train shard "train/*.npz" --rows 20000 --format h5 --output large
+      compss-train shard "train/*.npz" --rows 5000 --shuffle-buffer 50000 --output mixed
+      compss-train shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants
     """
-    kinds = ".npz, .npy, .pt, .h5, .parquet, .arrow, .csv"
-    inputs = f"files of one kind ({kinds}) or quoted patterns, or NAME=FILE.npy for each array"
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help=(
+            "files of one kind (.npz, .npy, .pt, .h5, .parquet, .arrow, .csv) or quoted "
+            "patterns, or NAME=FILE.npy for each array"
+        ),
+    )
     parser.add_argument(
         "--output", type=_path, required=True, metavar="FOLDER", help="folder of the new files"
     )
     parser.add_argument("--rows", type=int, required=True, help="samples per file")
-    keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
-    parser.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
-    formats = "npz (default), npz-compressed, npy, pt or h5"
     parser.add_argument(
-        "--format", metavar="FORMAT", default="npz", help=f"format of the files: {formats}"
+        "--keys",
+        type=_comma_separated,
+        metavar="NAME,...",
+        help=(
+            "arrays or columns to write (default: all); strings become the numbers of their classes"
+        ),
     )
-    buffer = "shuffle the samples, in two buffers of this size (default: keep their order)"
-    parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
+    parser.add_argument(
+        "--format",
+        metavar="FORMAT",
+        default="npz",
+        help="format of the files: npz (default), npz-compressed, npy, pt or h5",
+    )
+    parser.add_argument(
+        "--shuffle-buffer",
+        type=int,
+        metavar="SAMPLES",
+        help="shuffle the samples, in two buffers of this size (default: keep their order)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: 0)")
 
 
 def send_arguments(parser: Parser) -> None:
     """Send samples that a solver writes to standard output to a fit_online.
 
-    compss-train send ADDRESS --x 2 --y 1 -- ./solver ARGUMENTS       runs the solver, and sees how
-    it ends ./solver | compss-train send ADDRESS --x 2 --y 1 --samples 1000   checks the number of
-    samples
+    The command runs the solver and sees how it ends, or checks the number of samples in a pipe:
+      compss-train send ADDRESS --x 2 --y 1 -- ./solver ARGUMENTS
+      ./solver | compss-train send ADDRESS --x 2 --y 1 --samples 1000
     """
     parser.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
     parser.add_argument(
         "--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64"
     )
     parser.add_argument("--y", metavar="SHAPE", help="shape of its y (default: no y)")
-    dtype = "dtype of x and y, in this machine's byte order (default: float32)"
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=dtype)
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help=f"dtype of x and y, in this machine's byte order (default: {DTYPES[0]})",
+    )
     parser.add_argument(
         "--steps", action="store_true", help="each record starts with its time step, an int64"
     )
-    samples = (
-        "how many samples there must be: a pipe does not tell whether the solver has ended well"
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help=(
+            "how many samples there must be: a pipe does not tell whether the solver has ended well"
+        ),
     )
-    parser.add_argument("--samples", type=int, metavar="N", help=samples)
-    name = "name of this stream: samples that arrived under it before are not sent again"
-    parser.add_argument("--name", help=name)
+    parser.add_argument(
+        "--name",
+        help="name of this stream: samples that arrived under it before are not sent again",
+    )
     parser.add_argument(
         "--token", help=f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})"
     )
-    timeout = "seconds to wait for the fit to start (default: 60)"
-    parser.add_argument("--timeout", type=float, default=60.0, help=timeout)
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        help="seconds to wait for the fit to start (default: 60)",
+    )
     parser.set_defaults(solver=None)
 
 
 def headers_arguments(parser: Parser) -> None:
     """Print the folder of compss_train.h, melissa_api.h and their Fortran counterparts, for cc -I.
 
-    mpicc -I$(compss-train headers) heat.c -o heat compss-train headers --build lib && mpif90
-    -I$(compss-train headers) heat.f90 -Llib -lmelissa -o heat
+    examples:
+      mpicc -I$(compss-train headers) heat.c -o heat
+      compss-train headers --build lib
+      mpif90 -I$(compss-train headers) heat.f90 -Llib -lmelissa -o heat
     """
-    build = (
-        "make libcompss_train.a, libmelissa.a and libmelissa_api.a there, for Fortran and "
-        "for link lines"
+    parser.add_argument(
+        "--build",
+        type=_path,
+        metavar="DIR",
+        help=(
+            "make libcompss_train.a, libmelissa.a and libmelissa_api.a there, for Fortran and "
+            "for link lines"
+        ),
     )
-    parser.add_argument("--build", type=_path, metavar="DIR", help=build)
-    compiler = "the C compiler of --build (default: mpicc, or cc without MPI)"
-    parser.add_argument("--compiler", metavar="CC", help=compiler)
+    parser.add_argument(
+        "--compiler",
+        metavar="CC",
+        help="the C compiler of --build (default: mpicc, or cc without MPI)",
+    )
 
 
 def doctor_arguments(parser: Parser) -> None:
-    """Check what the compss or the ray engine needs, here and on the nodes, with advice for what is
-    missing.
-    """
-    engine = "the engine whose needs are checked (default: compss); ray: the cluster at RAY_ADDRESS"
-    parser.add_argument("--engine", choices=("compss", "ray"), default="compss", help=engine)
+    """Check what the compss or ray engine needs, here and on nodes; advise on what is missing."""
+    parser.add_argument(
+        "--engine",
+        choices=("compss", "ray"),
+        default="compss",
+        help=(
+            "the engine whose needs are checked (default: compss); ray: the cluster at RAY_ADDRESS"
+        ),
+    )
     parser.add_argument(
         "--project", type=_path, metavar="FILE", help="the project.xml for runcompss"
     )
     parser.add_argument(
         "--resources", type=_path, metavar="FILE", help="the resources.xml for runcompss"
     )
-    nodes = "hosts to check (default: those of --project)"
     parser.add_argument(
-        "--nodes", type=_comma_separated, default=(), metavar="HOST,...", help=nodes
+        "--nodes",
+        type=_comma_separated,
+        default=(),
+        metavar="HOST,...",
+        help="hosts to check (default: those of --project)",
     )
-    python = "the Python of the nodes (default: this one)"
-    parser.add_argument("--python", metavar="FILE", default=sys.executable, help=python)
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        default=sys.executable,
+        help="the Python of the nodes (default: this one)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def configure_arguments(parser: Parser) -> None:
     """Write project.xml and resources.xml for runcompss: workers, their units, GPUs and ports."""
-    where = parser.add_mutually_exclusive_group()
-    nodes = "workers on this machine, on loopback addresses (default: 1)"
-    where.add_argument("--nodes", type=int, default=1, help=nodes)
-    hosts = "one worker on each of these machines"
-    where.add_argument("--hosts", type=_comma_separated, metavar="HOST,...", help=hosts)
-    units = "CPU units of a worker (default: its share of the physical cores)"
-    parser.add_argument("--units", type=int, help=units)
+    workers = parser.add_mutually_exclusive_group()
+    workers.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        help="workers on this machine, on loopback addresses (default: 1)",
+    )
+    workers.add_argument(
+        "--hosts",
+        type=_comma_separated,
+        metavar="HOST,...",
+        help="one worker on each of these machines",
+    )
+    parser.add_argument(
+        "--units",
+        type=int,
+        help="CPU units of a worker (default: its share of the physical cores)",
+    )
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of a worker (default: 0)")
-    folder = "folder of the two files (default: the current one)"
-    parser.add_argument("--folder", type=_path, metavar="FOLDER", default=Path(), help=folder)
-    install = "installation folder of COMPSs on the workers (default: as on this machine)"
-    parser.add_argument("--install-dir", type=_path, metavar="FOLDER", help=install)
-    working = "working folder of the workers (default: a folder of your own in /tmp)"
-    parser.add_argument("--working-dir", type=_path, metavar="FOLDER", help=working)
-    port = "first port of the first worker (default: free ports here, 44001 on --hosts)"
-    parser.add_argument("--first-port", type=int, help=port)
+    parser.add_argument(
+        "--folder",
+        type=_path,
+        metavar="FOLDER",
+        default=Path(),
+        help="folder of the two files (default: the current one)",
+    )
+    parser.add_argument(
+        "--install-dir",
+        type=_path,
+        metavar="FOLDER",
+        help="installation folder of COMPSs on the workers (default: as on this machine)",
+    )
+    parser.add_argument(
+        "--working-dir",
+        type=_path,
+        metavar="FOLDER",
+        help="working folder of the workers (default: a folder of your own in /tmp)",
+    )
+    parser.add_argument(
+        "--first-port",
+        type=int,
+        help="first port of the first worker (default: free ports here, 44001 on --hosts)",
+    )
 
 
 COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
     "fit": (fit_arguments,),
     "inference": (evaluate_arguments, predict_arguments),
     "reports": (
-        report_arguments,
-        plot_arguments,
-        compare_arguments,
-        runs_arguments,
-        advise_arguments,
+        *(report_arguments, plot_arguments, compare_arguments),
+        *(runs_arguments, advise_arguments),
     ),
     "data": (shard_arguments,),
     "solvers": (send_arguments, headers_arguments),
     "doctor": (doctor_arguments, configure_arguments),
 }
 """The commands of each module of ``compss_train.cli``, in the order of ``--help``."""
-
-
-def _comma_separated(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"give names separated by commas, not {text!r}")
-    return names

@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -27,6 +28,20 @@ def test_version_help_and_bad_arguments(command):
         assert f"usage: compss-train {name}" in command(*name.split(), "--help").out
     for arguments in ([], ["cure"], ["doctor", "--nodes", "a,,b"]):
         assert "usage: compss-train" in command(*arguments, code=2).err
+
+
+def test_each_example_of_the_help_is_one_command_that_is_understood(command):
+    examples = 0
+    for name in COMMANDS:
+        lines = re.findall(
+            rf"^  (?:\S.* )?compss-train {name}\b.*", command(name, "--help").out, re.M
+        )
+        for line in lines:
+            assert line.count("compss-train") == 1
+            text = re.split(r" > | -- |\)", line.partition("compss-train")[2])[0]
+            assert make_parser().parse_args(shlex.split(text)).command == name
+        examples += len(lines)
+    assert examples > 20
 
 
 def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
