@@ -1,6 +1,4 @@
-"""Buffers: bounded stores of samples between the threads that put them and the training loop;
-reading ahead.
-"""
+"""Buffers: bounded stores of samples between threads that put them and the training loop."""
 
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.kinds import FIFO, FIRO, BatchReservoir, Reservoir

@@ -1,6 +1,4 @@
-"""``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception,
-checkpoints.
-"""
+"""``Buffer``, the base class of all buffers: threads that wait, stored samples, checkpoints."""
 
 import queue
 import threading
@@ -14,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
-from compss_train.buffers.samples import SampleBatch, SampleStore, Slots
+from compss_train.buffers.samples import SampleBatch
+from compss_train.buffers.storage import SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
@@ -52,12 +51,11 @@ class Buffer(ABC):
     """
 
     _repeats = False
-    """Whether a batch may have a sample more than once, so that it can be larger than the
-    capacity.
-    """
+    """Whether a batch may repeat a sample, so that it can be larger than the capacity."""
     max_repeats: int | None = None
-    """How many samples a reservoir may return for each that was put, until reception is over;
-    ``None``: any.
+    """How many samples a reservoir may return for each one put, until reception is over.
+
+    ``None`` for any number.
     """
 
     def __init__(
@@ -68,8 +66,7 @@ class Buffer(ABC):
         seed: int | None = None,
         pin_memory: bool = False,
     ) -> None:
-        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock
-        # is held.
+        # Re-entrant: the garbage collector can run code that uses the buffer under the lock.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.waiting = 0
@@ -84,7 +81,8 @@ class Buffer(ABC):
                 "give a threshold of at most the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
-        self._store = SampleStore(capacity, pin_memory and torch.accelerator.is_available())
+        pin_memory = pin_memory and torch.accelerator.is_available()
+        self._store = SampleStore(capacity, pin_memory=pin_memory)
         self.reception_over = False
         """Whether ``signal_reception_over`` was called."""
 
@@ -124,13 +122,11 @@ class Buffer(ABC):
         """Return whether the threshold is reached."""
         return self.reception_over or self._count() >= self.threshold
 
-    def _repeatable(self, each: int = 1) -> int:
-        """Return how often a reservoir may return ``each`` samples; no limit holds where only gets
-        make room.
-        """
-        if self.max_repeats is None or not self._room():
+    def _repeatable(self, samples: int = 1) -> int:
+        """Return how often a reservoir may return this number of samples."""
+        if self.max_repeats is None or not self._room():  # only gets make room
             return UNLIMITED
-        return max(0, self.max_repeats * self.samples_put - self.samples_got) // each
+        return max(0, self.max_repeats * self.samples_put - self.samples_got) // samples
 
     def _room(self) -> int:
         """Return the number of samples that can be put without waiting."""
@@ -147,15 +143,18 @@ class Buffer(ABC):
         """Return why a put without room would wait forever, or ``None``."""
         return None
 
-    def _read(self, slots: Slots, single: bool) -> Any:
-        """Return a batch of the samples in the drawn slots, or the ``single`` one."""
-        return self._store.read(slots, single)
+    def _read(self, slots: Slots) -> Any:
+        """Return a batch of the samples in the drawn slots."""
+        return self._store.read(slots)
+
+    def _read_one(self, slots: Slots) -> Any:
+        """Return the sample in the drawn slot."""
+        return self._store.read_one(int(slots[0]))
 
     def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> float:
-        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock
-        held.
+        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``.
 
-        Returns the seconds.
+        Called with the lock held; returns the seconds.
         """
         if predicate():
             return 0.0
@@ -181,7 +180,7 @@ class Buffer(ABC):
         reception, and ``ValueError`` for a sample whose structure, shape or dtype differs from that
         of the first one.
         """
-        self._put(self._incoming(sample, single=True), deadline(block, timeout))
+        self._put(self._incoming(sample, single=True), deadline(timeout, block=block))
 
     def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
         """Store a list of samples, or stacked samples with a first dimension of samples.
@@ -190,25 +189,25 @@ class Buffer(ABC):
         ``tuple(batch)`` for a batch ``[x, y]`` of torch's ``DataLoader``. Raises the errors of
         ``put``; ``error.stored`` is then the number of leading samples that were stored.
         """
-        self._put(self._incoming(samples, single=False), deadline(block, timeout))
+        self._put(self._incoming(samples, single=False), deadline(timeout, block=block))
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
         """Return one sample or several in the form in which they are stored."""
         like = self._store.like
-        return (
-            SampleBatch.from_sample(samples, like)
-            if single
-            else SampleBatch.from_batch(samples, like)
-        )
+        if single:
+            return SampleBatch.from_sample(samples, like)
+        return SampleBatch.from_batch(samples, like)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
         stored = 0
         while stored < len(incoming):
             with self._lock:
-                number = min(self._await_room(incoming, stored, until), len(incoming) - stored)
+                room = self._await_room(incoming, stored, until)
+                number = min(room, len(incoming) - stored)
                 if number > self._store.num_free:
                     self._evict(number)
-                self._add(self._store.put(incoming, stored, number), incoming, stored)
+                slots = self._store.put(incoming, stored, number)
+                self._add(slots, incoming, stored)
                 self._notify()
             stored += number
 
@@ -223,9 +222,14 @@ class Buffer(ABC):
         if self.reception_over:
             raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not room:
-            timed_out = f"a {type(self).__name__} of {self.capacity} samples had no room in time"
             reason = self._deadlock_reason()
-            raise BufferFullError(reason or timed_out, stored, final=reason is not None)
+            if reason is not None:
+                raise BufferFullError(reason, stored, final=True)
+            raise BufferFullError(
+                f"a {type(self).__name__} of {self.capacity} samples had no room in time",
+                stored,
+                final=False,
+            )
         return room
 
     # Getting
@@ -235,11 +239,10 @@ class Buffer(ABC):
 
         Raises ``queue.Empty`` if none is available in time, ``BufferDrainedError`` if none will be.
         """
-        return self._get(1, deadline(block, timeout), single=True)
+        return self._get(1, self._read_one, deadline(timeout, block=block))
 
     def get_batch(self, size: int, block: bool = True, timeout: float | None = None) -> Any:
-        """Return ``size`` samples, taken in one step: stacked tensors or arrays, or a list of
-        objects.
+        """Return ``size`` samples in one step: stacked tensors or arrays, or a list of objects.
 
         Waits until the threshold is reached and all samples of the batch are available; when
         reception is over, the last batch may be smaller. Raises the errors of ``get``, and
@@ -250,16 +253,18 @@ class Buffer(ABC):
                 f"size={size}: a {type(self).__name__} with capacity {self.capacity} returns at "
                 f"most {self.capacity} samples at once; use smaller batches or more capacity"
             )
-        return self._get(size, deadline(block, timeout), single=False)
+        return self._get(size, self._read, deadline(timeout, block=block))
 
-    def _get(self, size: int, until: float | None, *, single: bool) -> Any:
+    def _get(self, size: int, read: Callable[[Slots], Any], until: float | None) -> Any:
+        """Draw ``size`` samples, or the last ones, and return what is read in their slots."""
         with self._lock:
-            slots, removed = self._draw(self._await_samples(size, until))
+            number = self._await_samples(size, until)
+            slots, removed = self._draw(number)
             self._store.count_gets(slots)
-            batch = self._read(slots, single)
+            samples = read(slots)
             self._store.remove(removed)
             self._notify()
-            return batch
+            return samples
 
     def _await_samples(self, size: int, until: float | None) -> int:
         """Wait until ``size`` samples, or the last ones, are available; return their number."""
@@ -277,8 +282,9 @@ class Buffer(ABC):
     # The end of reception
 
     def signal_reception_over(self) -> None:
-        """Signal that no more samples will be put; from now on each get removes the samples that it
-        returns.
+        """Signal that no more samples will be put.
+
+        From now on each get removes the samples that it returns.
         """
         with self._lock:
             self.reception_over = True
@@ -312,25 +318,23 @@ class Buffer(ABC):
         return self._store.samples_got
 
     def repetitions(self) -> NDArray[np.int64]:
-        """Return a histogram: at index n, the number of samples put so far that were returned n
-        times.
-        """
+        """Return at index n how many of the samples put so far were returned n times."""
         with self._lock:
             return self._store.repetitions(self._held_slots())
 
     def seen_counts(self) -> NDArray[np.int64]:
-        """Return how often each held sample was returned, in the order of
-        ``state_dict()["samples"]``.
+        """Return how often each held sample was returned.
 
-        In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no
-        longer held.
+        They are in the order of ``state_dict()["samples"]``: in a ``FIFO``, of the puts.
+        ``repetitions`` also counts samples that are no longer held.
         """
         with self._lock:
             return self._store.times_got[self._held_slots()]
 
     def keys(self, name: str) -> NDArray[np.int64]:
-        """Return simulation and step of each sample held, shape (n, 2): of dicts, what they have
-        under ``name``.
+        """Return simulation and step of each sample held, shape (n, 2).
+
+        Samples that are dicts have them under ``name``.
         """
         with self._lock:
             return self._store.column(name, self._held_slots())
@@ -338,11 +342,10 @@ class Buffer(ABC):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state with which a buffer made with the same arguments continues, with the
-        same draws.
+        """Return the state from which a buffer made with the same arguments goes on.
 
-        Samples are stored as in batches; everything else consists of numbers, strings, lists and
-        dicts.
+        It makes the same draws. Samples are stored as in batches; everything else consists of
+        numbers, strings, lists and dicts.
         """
         with self._lock:
             return {
@@ -362,10 +365,10 @@ class Buffer(ABC):
 
         Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold.
         """
-        for name, own in self._identity().items():
-            if state.get(name) != own:
+        for name, value in self._identity().items():
+            if state.get(name) != value:
                 raise ValueError(
-                    f"this is the state of a buffer with {name} {state.get(name)}, not {own}"
+                    f"this is the state of a buffer with {name} {state.get(name)}, not {value}"
                 )
         with self._lock:
             self._restore(self._store.load_state_dict(state), state)
@@ -374,7 +377,7 @@ class Buffer(ABC):
             self._notify()
 
 
-def deadline(block: bool, timeout: float | None) -> float | None:
+def deadline(timeout: float | None, *, block: bool) -> float | None:
     """Return the value of ``time.monotonic`` at which waiting ends, or ``None`` for never."""
     if not block:
         return 0.0

@@ -1,6 +1,4 @@
-"""The kinds of buffers of single samples: ``FIFO``, and those that draw at random from a
-``SlotPartition``.
-"""
+"""The kinds of buffers of single samples: ``FIFO``, and those that draw at random."""
 
 from collections import deque
 from typing import Any
@@ -9,12 +7,15 @@ import numpy as np
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
-from compss_train.buffers.samples import NO_SLOTS, SampleBatch, Slots
+from compss_train.buffers.samples import SampleBatch
+from compss_train.buffers.slot_partition import SlotPartition, choose, choose_distinct
+from compss_train.buffers.storage import NO_SLOTS, Slots
 
 
 class FIFO(Buffer):
-    """Returns each sample once, in the order of the puts; a put waits while ``capacity`` samples
-    are held.
+    """Returns each sample once, in the order of the puts.
+
+    A put waits while ``capacity`` samples are held.
     """
 
     def __init__(self, capacity: int, *, seed: int | None = None, pin_memory: bool = False) -> None:
@@ -42,9 +43,7 @@ class FIFO(Buffer):
 
 
 class PartitionedBuffer(Buffer):
-    """A buffer that keeps unseen samples apart from those returned before, in a
-    ``SlotPartition``.
-    """
+    """A buffer with a ``SlotPartition``, which keeps unseen samples apart from the others."""
 
     def __init__(
         self, capacity: int, threshold: int, *, seed: int | None = None, pin_memory: bool = False
@@ -74,12 +73,12 @@ class PartitionedBuffer(Buffer):
 
 
 class FIRO(PartitionedBuffer):
-    """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity``
-    samples are held.
+    """Returns each sample once, drawn uniformly from those held.
 
-    With ``passes`` above 1, for prototypes whose data fit into the buffer, gets wait until
-    reception is over. Then every sample is returned that many times, in passes over all samples,
-    each in a new random order. With 1 (default), each sample is returned once, while others arrive.
+    A put waits while ``capacity`` samples are held. With ``passes`` above 1, for prototypes whose
+    data fit into the buffer, gets wait until reception is over. Then every sample is returned that
+    many times, in passes over all samples, each in a new random order. With 1 (default), each
+    sample is returned once, while others arrive.
     """
 
     def __init__(
@@ -126,7 +125,8 @@ class FIRO(PartitionedBuffer):
             if not self._samples.unseen:
                 self._samples.unseen = self._samples.held
                 self._remaining_passes -= 1
-        return np.concatenate([*drawn, removed]) if drawn else removed, removed
+        slots = np.concatenate([*drawn, removed]) if drawn else removed
+        return slots, removed
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "passes": self.passes}
@@ -172,9 +172,8 @@ class Reservoir(PartitionedBuffer):
         return self._store.num_free + self._samples.seen
 
     def _evict(self, number: int) -> None:
-        seen = choose_distinct(
-            self._random, self._samples.seen, number - self._store.num_free, ordered=False
-        )
+        missing = number - self._store.num_free
+        seen = choose_distinct(self._random, self._samples.seen, missing, ordered=False)
         self._store.remove(self._samples.remove(self._samples.unseen + seen))
 
     def _available(self) -> int:
@@ -186,12 +185,14 @@ class Reservoir(PartitionedBuffer):
         return self._repeatable() if self._repeats else min(held, self._repeatable())
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
+        held = self._samples.held
         if self.reception_over:
-            slots = self._samples.remove(choose_distinct(self._random, self._samples.held, size))
+            slots = self._samples.remove(choose_distinct(self._random, held, size))
             return slots, slots
-        positions = (choose if self._repeats else choose_distinct)(
-            self._random, self._samples.held, size
-        )
+        if self._repeats:
+            positions = choose(self._random, held, size)
+        else:
+            positions = choose_distinct(self._random, held, size)
         slots = self._samples.at(positions)
         self._samples.mark_seen(positions)
         return slots, NO_SLOTS
@@ -233,7 +234,9 @@ class BatchReservoir(Reservoir):
         self, size: int | None = None, block: bool = True, timeout: float | None = None
     ) -> Any:
         """Return ``size`` different samples, ``batch_size`` by default."""
-        return super().get_batch(self.batch_size if size is None else size, block, timeout)
+        if size is None:
+            size = self.batch_size
+        return super().get_batch(size, block, timeout)
 
     def is_ready(self) -> bool:
         """Return whether a batch is available without waiting."""
@@ -242,115 +245,3 @@ class BatchReservoir(Reservoir):
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "batch_size": self.batch_size}
-
-
-class SlotPartition:
-    """The held slots in an array: unseen slots first (up to ``unseen``), then seen slots (up to
-    ``held``).
-
-    The order within both sections is arbitrary. Random choices (any held sample, an unseen one, one
-    to evict) are choices of positions in this array. All operations take time proportional to the
-    number of chosen samples.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._order: Slots = np.empty(capacity, np.intp)
-        self._marks: Slots = np.empty(capacity, np.intp)
-        self.unseen = 0
-        self.held = 0
-
-    @property
-    def seen(self) -> int:
-        """Number of held samples that were returned before."""
-        return self.held - self.unseen
-
-    def at(self, positions: Slots) -> Slots:
-        """Return the slots at these positions."""
-        return self._order.take(positions)
-
-    def all(self) -> Slots:
-        """Return all held slots, the unseen ones first."""
-        return self._order[: self.held].copy()
-
-    def add(self, slots: Slots) -> None:
-        """Add these slots as unseen."""
-        start = self.unseen
-        stop = self.unseen + len(slots)
-        if start < self.held:  # the seen slots at the start of the next section move to its end
-            end = self.held + len(slots)
-            number = min(stop, self.held) - start
-            self._order[end - number : end] = self._order[start : start + number]
-        self._order[start:stop] = slots
-        self.unseen, self.held = stop, self.held + len(slots)
-
-    def mark_seen(self, positions: Slots) -> None:
-        """Mark the slots at these positions as seen; a position may occur more than once."""
-        new = self._distinct(self._split(positions)[0])
-        self._move_last(new, self.unseen)
-        self.unseen -= len(new)
-
-    def remove(self, positions: Slots) -> Slots:
-        """Remove the slots at these positions, each given once; return them."""
-        slots = self.at(positions)
-        unseen, gone = self._split(positions)
-        stop = self.unseen
-        self._move_last(unseen, stop)
-        self.unseen -= len(unseen)
-        if stop < self.held:  # seen slots follow
-            self._move_last(np.concatenate([np.arange(self.unseen, stop), gone]), self.held)
-        self.held -= len(positions)
-        return slots
-
-    def _split(self, positions: Slots) -> tuple[Slots, Slots]:
-        """Return which of these positions are those of unseen and of seen slots."""
-        # A put or get of one sample takes none of the arrays of the general case.
-        if len(positions) == 1:
-            return (positions, NO_SLOTS) if positions[0] < self.unseen else (NO_SLOTS, positions)
-        is_unseen = positions < self.unseen
-        return positions[is_unseen], positions[~is_unseen]
-
-    def _distinct(self, positions: Slots) -> Slots:
-        """Return each of these positions once; cheaper than sorting them."""
-        if len(positions) < 2:
-            return positions
-        numbers = np.arange(len(positions))
-        self._marks[positions] = numbers
-        distinct: Slots = positions[self._marks[positions] == numbers]
-        return distinct
-
-    def _move_last(self, positions: Slots, stop: int) -> None:
-        """Swap slots so that those at these positions come last before ``stop``."""
-        if len(positions) == 1:
-            hole = positions[0]
-            last = stop - 1
-            self._order[hole], self._order[last] = self._order[last], self._order[hole]
-            return
-        if not len(positions):
-            return
-        start = stop - len(positions)
-        is_hole = positions < start
-        moves_out = np.ones(len(positions), bool)
-        moves_out[positions[~is_hole] - start] = False
-        holes = positions[is_hole]
-        tail = start + moves_out.nonzero()[0]
-        self._order[holes], self._order[tail] = self._order[tail], self._order[holes]
-
-
-def choose_distinct(
-    random: np.random.Generator, population: int, number: int, *, ordered: bool = True
-) -> Slots:
-    """Return distinct integers below ``population``; all sets of them are equally likely.
-
-    With ``ordered``, so are all orders.
-    """
-    if number == 1:  # in a quarter of the time
-        return choose(random, population, 1)
-    return random.choice(population, number, replace=False, shuffle=ordered)
-
-
-def choose(random: np.random.Generator, population: int, number: int) -> Slots:
-    """Return independent integers below ``population``."""
-    # Takes half the time of bounded integers; the bias of at most 2**-53 is negligible.
-    if number == 1:
-        return np.array([int(random.random() * population)], np.intp)
-    return (random.random(number) * population).astype(np.intp)

@@ -7,16 +7,13 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
-from compss_train.buffers.samples import SampleBatch, Slots
-
-_EMPTY = -1
-"""No sample, in place of a slot."""
+from compss_train.buffers.samples import SampleBatch
+from compss_train.buffers.storage import Slots
+from compss_train.buffers.trajectories import Trajectories
 
 
 class TimeStep(NamedTuple):
-    """A sample of a simulation; in a batch, the first dimension of every field is the sample
-    dimension.
-    """
+    """A sample of a simulation; in a batch every field has a first dimension of samples."""
 
     simulation: Any
     """Number of the simulation, counted from 0."""
@@ -27,15 +24,14 @@ class TimeStep(NamedTuple):
 
 
 class SimPairedReservoir(Buffer):
-    """Returns pairs of time steps of one simulation, the earlier one first, which stay as in a
-    ``Reservoir``.
+    """Returns pairs of time steps of one simulation, the earlier one first.
 
     Samples are ``TimeStep``. A get returns two of them, ``get_batch`` two with a first dimension of
-    pairs. Simulations are used about equally often, and time differences are covered more evenly
-    than by uniform pairs. A put into a full reservoir evicts a sample that was returned before, of
-    the simulation used most, and waits while there is none. If only one sample of a simulation is
-    left when reception is over, it has no partner and is not returned; ``len`` then counts such
-    samples.
+    pairs; they stay, as in a ``Reservoir``. Simulations are used about equally often, and time
+    differences are covered more evenly than by uniform pairs. A put into a full reservoir evicts a
+    sample that was returned before, of the simulation used most, and waits while there is none. If
+    only one sample of a simulation is left when reception is over, it has no partner and is not
+    returned; ``len`` then counts such samples.
 
     Parameters
     ----------
@@ -78,27 +74,32 @@ class SimPairedReservoir(Buffer):
     # Putting
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
-        if single or not isinstance(samples, list):
-            simulations, steps, data = self._check_time_step(samples)
+        if isinstance(samples, list) and not single:
+            time_steps = [self._checked(sample) for sample in samples]
+            simulations: Any = [time_step.simulation for time_step in time_steps]
+            steps: Any = [time_step.step for time_step in time_steps]
+            data: Any = [time_step.data for time_step in time_steps]
+        else:
+            simulations, steps, data = self._checked(samples)
             if single:
                 simulations = [simulations]
                 steps = [steps]
-        else:
-            parts = [self._check_time_step(sample) for sample in samples]
-            simulations, steps, data = ([part[field] for part in parts] for field in range(3))
         incoming = super()._incoming(data, single=single)
         number = len(incoming)
-        columns = ("simulation", simulations, "sweep_size"), ("step", steps, "nb_time_steps")
-        keys = [
-            _column(name, values, number, limit, getattr(self, limit))
-            for name, values, limit in columns
-        ]
+        keys = (
+            _checked_numbers(
+                "simulation", simulations, number, option="sweep_size", stop=self.sweep_size
+            ),
+            _checked_numbers(
+                "step", steps, number, option="nb_time_steps", stop=self.nb_time_steps
+            ),
+        )
         incoming.keys = np.stack(keys, axis=1)
         if len(np.unique(incoming.keys, axis=0)) < number:
             raise ValueError("the samples contain a time step of a simulation twice")
         return incoming
 
-    def _check_time_step(self, sample: Any) -> TimeStep:
+    def _checked(self, sample: Any) -> TimeStep:
         if not isinstance(sample, TimeStep):
             raise TypeError(
                 "a SimPairedReservoir holds TimeStep(simulation, step, data), not "
@@ -128,9 +129,8 @@ class SimPairedReservoir(Buffer):
             self._store.remove(np.array([self._samples.evict()], np.intp))
 
     def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
-        for slot, (simulation, step) in zip(
-            slots.tolist(), incoming.keys[start:].tolist(), strict=False
-        ):
+        keys = incoming.keys[start:].tolist()
+        for slot, (simulation, step) in zip(slots.tolist(), keys, strict=False):
             self._samples.add(simulation, step, slot)
 
     # Getting
@@ -157,21 +157,27 @@ class SimPairedReservoir(Buffer):
             pairs.append(pair)
             if self.reception_over:
                 # Of three time steps one stays as the partner of the third.
-                gone = pair[:1] if self._samples.held[simulation] == 3 else pair
-                for slot in gone.tolist():
+                leaving = pair[:1] if self._samples.held[simulation] == 3 else pair
+                for slot in leaving.tolist():
                     self._samples.remove(slot)
                     removed.append(slot)
         return np.array(pairs, np.intp), np.array(removed, np.intp)
 
-    def _read(self, slots: Slots, single: bool) -> tuple[TimeStep, ...]:
-        steps = []
-        for own in slots.T.copy():
-            simulations, numbers = self._samples.keys[own].T.copy()
-            step = TimeStep(simulations, numbers, self._store.read(own, single))
-            steps.append(
-                TimeStep(int(simulations[0]), int(numbers[0]), step.data) if single else step
-            )
-        return tuple(steps)
+    def _read(self, slots: Slots) -> tuple[TimeStep, ...]:
+        """Return the earlier and the later time steps of pairs of slots, shape (n, 2)."""
+        batches = []
+        for column in slots.T.copy():
+            simulations, steps = self._samples.keys[column].T.copy()
+            batches.append(TimeStep(simulations, steps, self._store.read(column)))
+        return tuple(batches)
+
+    def _read_one(self, slots: Slots) -> tuple[TimeStep, ...]:
+        """Return the time steps of a pair of slots, shape (1, 2)."""
+        time_steps = []
+        for slot in slots[0].tolist():
+            simulation, step = self._samples.keys[slot].tolist()
+            time_steps.append(TimeStep(simulation, step, self._store.read_one(slot)))
+        return tuple(time_steps)
 
     def keys(self, name: str = "") -> NDArray[np.int64]:
         """Return simulation and step of each sample held, shape (n, 2)."""
@@ -195,7 +201,13 @@ class SimPairedReservoir(Buffer):
         self._samples.load_state_dict(state, slots)
 
 
-def _column(name: str, values: Any, number: int, limit: str, stop: int) -> NDArray[np.int64]:
+def _checked_numbers(
+    name: str, values: Any, number: int, *, option: str, stop: int
+) -> NDArray[np.int64]:
+    """Return the simulations or steps of ``number`` samples, integers below ``stop``.
+
+    Raises ``ValueError`` for other values.
+    """
     column = np.asarray(values)
     if column.shape != (number,) or (number and not np.issubdtype(column.dtype, np.integer)):
         raise ValueError(
@@ -203,151 +215,6 @@ def _column(name: str, values: Any, number: int, limit: str, stop: int) -> NDArr
         )
     if ((column < 0) | (column >= stop)).any():
         raise ValueError(
-            f"{name}={values!r}: give integers from 0 to {stop - 1}, or {limit}= above {stop}"
+            f"{name}={values!r}: give integers from 0 to {stop - 1}, or {option}= above {stop}"
         )
     return column.astype(np.int64)
-
-
-class Trajectories:
-    """The time steps held: the slots of each simulation by time step.
-
-    Pairs are chosen as in Melissa: less frequently used simulations and time differences are more
-    likely.
-    """
-
-    def __init__(
-        self, capacity: int, num_simulations: int, num_steps: int, random: np.random.Generator
-    ) -> None:
-        self._num_steps = num_steps
-        self._random = random
-        self._slots: dict[int, Slots] = {}  # of the simulations with samples that are held
-        self.keys = np.zeros((capacity, 2), np.int64)
-        """Simulation and time step of the sample in each slot."""
-        # Whether the sample in each slot has been in a pair.
-        self._seen = np.zeros(capacity, np.bool_)
-        self.held, self.unseen, self._arrived, self._uses = (
-            np.zeros(num_simulations, np.int64) for _ in range(4)
-        )
-        """By simulation: samples held, those of them that were in no pair yet, samples put, and
-        pairs drawn.
-        """
-        self.differences = np.zeros(num_steps, np.int64)
-        """Number of pairs drawn with each time difference."""
-
-    def has_pair(self) -> bool:
-        """Return whether two time steps of some simulation are held."""
-        return bool((self.held > 1).any())
-
-    def has(self, simulation: int, step: int) -> bool:
-        """Return whether a time step is held."""
-        return simulation in self._slots and bool(self._slots[simulation][step] != _EMPTY)
-
-    def held_slots(self) -> Slots:
-        """Return the slots of all samples held, ordered by simulation and then by time step."""
-        slots = np.concatenate(
-            [np.empty(0, np.intp), *(self._slots[number] for number in sorted(self._slots))]
-        )
-        return slots[slots >= 0]
-
-    def add(self, simulation: int, step: int, slot: int) -> None:
-        """Add an unseen sample."""
-        if simulation not in self._slots:
-            self._slots[simulation] = np.full(self._num_steps, _EMPTY, np.intp)
-        self._slots[simulation][step] = slot
-        self.keys[slot], self._seen[slot] = (simulation, step), False
-        for counts in (self.held, self.unseen, self._arrived):
-            counts[simulation] += 1
-
-    def remove(self, slot: int) -> None:
-        """Remove the sample in a slot."""
-        simulation, step = self.keys[slot].tolist()
-        self._slots[simulation][step] = _EMPTY
-        self.held[simulation] -= 1
-        if not self.held[simulation]:
-            del self._slots[simulation]
-        self.unseen[simulation] -= not self._seen[slot]
-
-    # Drawing pairs
-
-    def choose_pair(self) -> tuple[int, Slots]:
-        """Return a simulation and the slots of two of its time steps, the earlier first, and count
-        their use.
-
-        Simulations are drawn with probabilities proportional to 1 / (1 + uses). The time
-        differences between the steps held of the one drawn are ranked by how often each was drawn
-        before, the smaller first among equals. The n-th is chosen with probability 1/2 ** n, and
-        then one of its pairs uniformly.
-        """
-        simulations = np.flatnonzero(self.held > 1)
-        weights = 1.0 / (1 + self._uses[simulations])
-        simulation = int(self._random.choice(simulations, p=weights / weights.sum()))
-        slots = self._slots[simulation]
-        held = slots >= 0
-        rank = self._random.geometric(0.5)
-        chosen = 0
-        for difference in (np.argsort(self.differences[1:], kind="stable") + 1).tolist():
-            if (held[:-difference] & held[difference:]).any():
-                chosen = difference
-                rank = rank - 1
-                if rank == 0:
-                    break
-        first = int(self._random.choice(np.flatnonzero(held[:-chosen] & held[chosen:])))
-        pair = slots[[first, first + chosen]]
-        self._uses[simulation] += 1
-        self.differences[chosen] += 1
-        self.unseen[simulation] -= np.count_nonzero(~self._seen[pair])
-        self._seen[pair] = True
-        return simulation, pair
-
-    # Eviction
-
-    def evictable(self) -> NDArray[np.int64]:
-        """Return how many samples of each simulation can be evicted: the seen ones, except one that
-        must stay.
-
-        One seen sample stays as the partner of the only unseen one, or of samples that have not
-        arrived yet. If no simulation has two samples, those that wait for partners can be evicted
-        too: no get could make room then.
-        """
-        seen = self.held - self.unseen
-        is_partner = (self.unseen == 1) | ((self.unseen == 0) & (self._arrived < self._num_steps))
-        evictable: NDArray[np.int64] = np.maximum(0, seen - is_partner)
-        return evictable if evictable.any() or self.has_pair() else seen
-
-    def evict(self) -> int:
-        """Remove a random seen sample of the most used simulation; return its slot."""
-        simulations = np.flatnonzero(self.evictable())
-        slots = self._slots[int(simulations[np.argmax(self._uses[simulations])])]
-        held = slots[slots >= 0]
-        slot = int(self._random.choice(held[self._seen[held]]))
-        self.remove(slot)
-        return slot
-
-    # Checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the slots."""
-        held = self.held_slots()
-        seen_so_far = np.flatnonzero(self._arrived)
-        return {
-            "keys": self.keys[held].tolist(),
-            "seen": self._seen[held].tolist(),
-            "simulations": np.stack(
-                [seen_so_far, self._arrived[seen_so_far], self._uses[seen_so_far]]
-            ).tolist(),
-            "differences": self.differences.tolist(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any], slots: Slots) -> None:
-        """Restore ``state_dict`` in an empty table, with these slots in the order of
-        ``held_slots``.
-        """
-        for (simulation, step), slot, seen in zip(
-            state["keys"], slots.tolist(), state["seen"], strict=True
-        ):
-            self.add(simulation, step, slot)
-            self._seen[slot] = seen
-            self.unseen[simulation] -= seen
-        simulations, arrived, uses = state["simulations"]
-        self._arrived[simulations], self._uses[simulations] = arrived, uses
-        self.differences = np.array(state["differences"], np.int64)

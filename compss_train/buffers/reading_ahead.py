@@ -101,9 +101,7 @@ class ReadAhead(Iterator[Loaded], Generic[Loaded]):
 
 
 class _LoadQueue(Generic[Item, Loaded]):
-    """The state shared by threads and consumer: items to load, and results by number in a priority
-    queue.
-    """
+    """The state that threads and consumer share: items to load, and results by number."""
 
     def __init__(self, items: Iterable[Item], load: Callable[[Item], Loaded], depth: int) -> None:
         self._source = items
@@ -112,17 +110,21 @@ class _LoadQueue(Generic[Item, Loaded]):
         self._depth = depth
         self._item_lock = threading.Lock()  # held by the thread that takes the next item
         self._changed = threading.Condition()
-        # By number. The error of the last one is that of the items: StopIteration, if all went
-        # well.
         self._results: dict[int, tuple[Loaded | None, BaseException | None]] = {}
-        self._started = self._taken = 0
-        self._exhausted = False  # no more items
-        self._stopped = False  # results are dropped
+        """Results or errors by number; the last error ends the items: usually ``StopIteration``."""
+        self._started = 0
+        """Number of items that threads have taken."""
+        self._taken = 0
+        """Number of results that the consumer has taken."""
+        self._exhausted = False
+        """Whether there are no more items."""
+        self._stopped = False
+        """Whether results are dropped."""
 
     def run(self) -> None:
         """Load items until they are exhausted or the queue is stopped."""
-        while (numbered := self._next_item()) is not None:
-            number, item = numbered
+        while (numbered_item := self._next_item()) is not None:
+            number, item = numbered_item
             result: Loaded | None = None
             raised: BaseException | None = None
             try:
@@ -133,7 +135,9 @@ class _LoadQueue(Generic[Item, Loaded]):
             except BaseException as error:
                 raised = error
             self._deliver(number, result, raised)
-            result = raised = None  # nothing is kept while the thread waits
+            # Nothing is kept while the thread waits.
+            result = None
+            raised = None
 
     def _next_item(self) -> tuple[int, Item] | None:
         """Return the number and the next item as soon as there is room for its result."""
@@ -163,8 +167,9 @@ class _LoadQueue(Generic[Item, Loaded]):
             self._changed.notify_all()
 
     def take(self) -> Loaded:
-        """Wait for the next result and return it; raise its exception, or ``StopIteration`` after
-        the last.
+        """Wait for the next result and return it, or raise its exception.
+
+        Raises ``StopIteration`` after the last one.
         """
         with self._changed:
             self._changed.wait_for(self.is_ready)
@@ -202,8 +207,7 @@ class _LoadQueue(Generic[Item, Loaded]):
 def batches_through(
     buffer: Buffer, chunks: Iterable[Any], batch_size: int, *, least: int | None = None
 ) -> Iterator[Any]:
-    """Iterate over batches from a buffer that a thread fills with chunks (arguments of
-    ``put_many``).
+    """Iterate over batches from a buffer that a thread fills with chunks, by ``put_many``.
 
     Ends when all chunks have been put and the buffer is empty; with ``least``, when all chunks have
     been put and ``least`` batches were drawn, or no other batch is available. Reception does not
@@ -225,16 +229,18 @@ def batches_through(
     thread = threading.Thread(target=fill, name="fill-buffer", daemon=True)
     thread.start()
     drawn = 0
+    timeout = None if least is None else _POLL_SECONDS
     try:
-        while (running := thread.is_alive()) or least is None or drawn < least:
+        while True:
+            is_filling = thread.is_alive()
+            if least is not None and drawn >= least and not is_filling:
+                break
             try:
-                batch = buffer.get_batch(
-                    batch_size, timeout=None if least is None else _POLL_SECONDS
-                )
+                batch = buffer.get_batch(batch_size, timeout=timeout)
             except BufferDrainedError:
                 break
             except queue.Empty:
-                if not running:
+                if not is_filling:
                     break
                 continue
             if errors:

@@ -13,8 +13,7 @@ from compss_train.buffers.paired import SimPairedReservoir
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """Description of the buffer that each worker uses in ``DistributedTrainer.fit`` or
-    ``fit_online``.
+    """Description of the buffer that each worker uses in ``fit`` or ``fit_online``.
 
     Parameters
     ----------
@@ -58,31 +57,27 @@ class BufferSpec:
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity, least=2 if self.pairs else 1)
         options = signature(_KINDS[self.kind]).parameters
-        least_of = {
-            "threshold": 0,
-            "sweep_size": 1,
-            "nb_time_steps": 2,
-            "passes": 1,
-            "max_repeats": 1,
-        }
-        for name, least in least_of.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if name not in options and value != getattr(BufferSpec, name):  # the default
+            default = getattr(BufferSpec, name)
+            if name not in options and value != default:
                 raise ValueError(f"{name}={value}: a {self.kind} has no {name}; remove it")
             if name in options and name not in ("threshold", "max_repeats") and value is None:
                 raise ValueError(f"a {self.kind} requires {name}=, which was not given")
             if value is not None:
                 check_count(name, value, least)
-        if (
-            self.sweep_size
-            and self.nb_time_steps
-            and self.needed > self.sweep_size * self.nb_time_steps
-        ):
-            raise ValueError(
-                f"sweep_size={self.sweep_size}, nb_time_steps={self.nb_time_steps}: a threshold "
-                f"of {self.needed} samples is never reached; give "
-                f"threshold={self.sweep_size * self.nb_time_steps} or less"
-            )
+        self._check_threshold()
+
+    def _check_threshold(self) -> None:
+        """Raise ``ValueError`` unless the threshold can be reached."""
+        if self.sweep_size is not None and self.nb_time_steps is not None:
+            samples = self.sweep_size * self.nb_time_steps
+            if self.needed > samples:
+                raise ValueError(
+                    f"sweep_size={self.sweep_size}, nb_time_steps={self.nb_time_steps}: a "
+                    f"threshold of {self.needed} samples is never reached; give "
+                    f"threshold={samples} or less"
+                )
         if self.needed > self.capacity:
             raise ValueError(
                 f"threshold={self.threshold}: give an integer from 0 to "
@@ -103,9 +98,7 @@ class BufferSpec:
 
     @property
     def draws_in_step(self) -> bool:
-        """Whether every sample is returned the same number of times, so that draws follow the
-        counts of puts.
-        """
+        """Whether draws follow the counts of puts, as all samples are returned equally often."""
         return self.kind in ("FIFO", "FIRO")
 
     def check(self, batch_size: int) -> None:
@@ -117,9 +110,7 @@ class BufferSpec:
             )
 
     def check_samples(self, samples: int) -> None:
-        """Raise ``ValueError`` if all samples of a worker's epoch must fit into the buffer, but do
-        not.
-        """
+        """Raise ``ValueError`` if a worker's samples of an epoch must fit, but do not."""
         if self.passes > 1 and samples > self.capacity:
             raise ValueError(
                 f"passes={self.passes}: a worker's buffer must hold all its samples of an epoch, "
@@ -128,8 +119,7 @@ class BufferSpec:
             )
 
     def put_counts(self, sizes: Sequence[int]) -> list[int]:
-        """Return how many samples have been put at each draw; ``sizes`` are the batch sizes, for
-        all samples.
+        """Return how many samples have been put at each draw of an epoch's batches, by ``sizes``.
 
         The first batch is drawn as soon as the threshold is reached; then two samples are put for
         each one drawn until the buffer is full, and one for each one afterwards. The buffer's
@@ -137,32 +127,34 @@ class BufferSpec:
         samples are put before the first draw.
         """
         total = sum(sizes)
+        if self.passes > 1:
+            return [total] * len(sizes) * self.passes
         put = 0
         got = 0
         counts = list[int]()
-        if self.passes > 1:
-            return [total] * len(sizes) * self.passes
         for size in sizes:
-            put = min(total, got + self.capacity, put + 2 * size if got else max(self.needed, size))
+            wanted = put + 2 * size if got else max(self.needed, size)
+            put = min(total, got + self.capacity, wanted)
             counts.append(put)
             got += size
         return counts
 
     def limited(self, samples: int, batch_size: int) -> Self:
-        """Return a description whose capacity does not exceed what a total of ``samples`` samples
-        can fill.
-        """
+        """Return a description whose capacity is at most what ``samples`` samples can fill."""
         threshold = None if self.kind == "FIFO" else self.needed
         capacity = min(self.capacity, max(samples, self.needed + batch_size))
         return replace(self, capacity=capacity, threshold=threshold)
 
-    def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
+    def make(self, batch_size: int, seed: int, *, pin_memory: bool = False) -> Buffer:
         """Return a new, empty buffer."""
         values = {**vars(self), "threshold": self.needed, "batch_size": batch_size, "seed": seed}
         kind = _KINDS[self.kind]
-        own = {name: values[name] for name in signature(kind).parameters if name in values}
-        return kind(**own, pin_memory=pin_memory)
+        options = {name: values[name] for name in signature(kind).parameters if name in values}
+        return kind(**options, pin_memory=pin_memory)
 
+
+_LEAST = {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1, "max_repeats": 1}
+"""The least value of each option that some kinds do not have."""
 
 _KINDS: dict[str, Callable[..., Buffer]] = {
     kind.__name__: kind for kind in (FIFO, FIRO, Reservoir, BatchReservoir, SimPairedReservoir)

@@ -12,7 +12,7 @@ from typing import Any
 
 from compss_train import buffers
 from compss_train._utils.validation import check_count
-from compss_train.buffers.samples import Slots
+from compss_train.buffers.storage import Slots
 
 _MOST_GETS = 1000
 """Gets of a thread that are told apart until ``task_done`` reports them; many programs never do."""

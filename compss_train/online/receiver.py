@@ -256,8 +256,8 @@ class Receiver(Closable):
                 put = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):
                     raise MessageError(
-                        f"sample {new[0][0]['sample']} has {_described(error.given)}, where "
-                        f"samples before it have {_described(error.others)}; all samples of a "
+                        f"sample {new[0][0]['sample']} has {_described(error.leaves)}, where "
+                        f"samples before it have {_described(error.expected)}; all samples of a "
                         "study need one shape and dtype"
                     ) from None
                 if isinstance(error, ReceptionOverError):

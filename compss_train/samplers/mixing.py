@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
-from compss_train.buffers.samples import ColumnStorage, SampleBatch
+from compss_train.buffers.samples import SampleBatch
+from compss_train.buffers.storage import ColumnStorage
 from compss_train.data.block import concatenate
 from compss_train.samplers.pools import Numbers, Pools, SlotPlan
 
