@@ -1,10 +1,10 @@
 from compss_train._utils import __version__ as __version__
 from compss_train.buffers import BufferSpec as BufferSpec
 from compss_train.cli.inference import load as load
-from compss_train.data.block import Ragged as Ragged
 from compss_train.data.blocked import BlockedTensor as BlockedTensor
 from compss_train.data.blocked import shuffle as shuffle
 from compss_train.data.files import FileDataset as FileDataset
+from compss_train.data.ragged import Ragged as Ragged
 from compss_train.data.samples import Samples as Samples
 from compss_train.data.writing import write_files as write_files
 from compss_train.engines import Engine as Engine

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import rebuilt, template_of
 from compss_train._utils.validation import check_dense
-from compss_train.data.block import Block, as_tensor, check_dtype, concatenate
+from compss_train.data.block import Block, as_tensor, concatenate
+from compss_train.data.values import check_dtype
 
 NO_KEYS = np.empty((0, 2), np.int64)
 

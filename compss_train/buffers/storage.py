@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves, rebuilt
 from compss_train.buffers.samples import NO_KEYS, SampleBatch
-from compss_train.data.block import Block, rows_as_items
+from compss_train.data.block import Block
+from compss_train.data.block_bytes import rows_as_items
 
 Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""

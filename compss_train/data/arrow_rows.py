@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train._utils.private_names import row_numbers
 from compss_train.data import tables
-from compss_train.data.block import Block, Ragged, checksum, gather, signed
+from compss_train.data.block import Block
+from compss_train.data.block_bytes import checksum, gather
 from compss_train.data.layout import FileContentError
+from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import (
     Collate,
     ReadBatch,
@@ -24,6 +26,7 @@ from compss_train.data.sample_reading import (
     SampleReader,
     collate_batch,
 )
+from compss_train.data.values import signed
 
 
 class ArrowRows(SampleReader):

@@ -12,19 +12,13 @@ import numpy as np
 import torch
 
 from compss_train._utils.validation import check_count
-from compss_train.data import block as blocks_
 from compss_train.data import layout, reading
-from compss_train.data.block import (
-    AnyBlock,
-    Block,
-    Ragged,
-    RemoteBlock,
-    as_block,
-    as_tensor,
-    load_block,
-)
+from compss_train.data.block import Block, DType, as_block, as_tensor, concatenate, copy_block
+from compss_train.data.block_bytes import checksum
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import even_parts, sample_order
+from compss_train.data.ragged import Ragged
+from compss_train.data.remote_block import AnyBlock, RemoteBlock, is_future, load_block
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
 """Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines
@@ -91,10 +85,7 @@ class BlockedTensor:
             )
         cells = starmap(slice, even_parts(len(samples), rows * columns))
         return cls(
-            [
-                [blocks_.copy_block(samples[next(cells)]) for _ in range(columns)]
-                for _ in range(rows)
-            ]
+            [[copy_block(samples[next(cells)]) for _ in range(columns)] for _ in range(rows)]
         )
 
     @classmethod
@@ -134,7 +125,7 @@ class BlockedTensor:
                 "expected a dislib Tensor, with lists of blocks in .tensors; got a "
                 f"{type(tensor).__name__}"
             )
-        futures = [block for row in grid for block in row if blocks_.is_future(block)]
+        futures = [block for row in grid for block in row if is_future(block)]
         remote = resolve_name(_FUTURE_BLOCKS)(futures, tensor) if futures else []
         known = {id(future): block for future, block in zip(futures, remote, strict=True)}
         return cls([[known.get(id(block), block) for block in row] for row in grid])
@@ -196,7 +187,7 @@ class BlockedTensor:
         return tuple(self.tensors[0][0].shape[1:])
 
     @property
-    def dtype(self) -> blocks_.DType:
+    def dtype(self) -> DType:
         """The blocks' dtype: a numpy dtype for arrays, a torch dtype for tensors."""
         return self.tensors[0][0].dtype
 
@@ -204,7 +195,7 @@ class BlockedTensor:
         """Return all samples as one array or tensor, in the order of ``blocks``; remote blocks are
         fetched.
         """
-        return blocks_.concatenate([load_block(block) for block in self.blocks()])
+        return concatenate([load_block(block) for block in self.blocks()])
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -224,7 +215,7 @@ def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
     ends = (
         block[place : place + 1 or None] for block in map(load_block, blocks) for place in (0, -1)
     )
-    return blocks_.checksum(end[0] if isinstance(end, Ragged) else end for end in ends)
+    return checksum(end[0] if isinstance(end, Ragged) else end for end in ends)
 
 
 @overload
@@ -327,9 +318,7 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
         )
     rows = as_block(value)
     if isinstance(rows, np.ndarray):
-        rows = (
-            rows if rows.flags.c_contiguous and rows.flags.writeable else blocks_.copy_block(rows)
-        )
+        rows = rows if rows.flags.c_contiguous and rows.flags.writeable else copy_block(rows)
     elif not isinstance(rows, Ragged):
         rows = rows.resolve_conj().resolve_neg().contiguous()
     if isinstance(blocks, int):

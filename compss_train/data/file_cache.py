@@ -21,7 +21,8 @@ from filelock import FileLock
 
 from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder, atomic_path, check_private
 from compss_train._utils.validation import check_count
-from compss_train.data.block import Block, DType, rows_of_bytes
+from compss_train.data.block import Block, DType
+from compss_train.data.block_bytes import rows_of_bytes
 from compss_train.data.layout import Field, Layout
 from compss_train.data.readers import Arrays, NpzReader
 from compss_train.data.readers.arrays import write_npz

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from compss_train.data.block import Block, check_dtype
+from compss_train.data.block import Block
+from compss_train.data.values import check_dtype
 
 
 class FileContentError(ValueError):

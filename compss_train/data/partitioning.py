@@ -1,28 +1,34 @@
-"""Partitioning: which worker trains on which samples in which round, a pure function of sizes, seed
-and epoch.
+"""Partitioning: which worker trains on which samples in which round.
 
-A *block pass* is one pass over the samples of one block. Block passes are assigned to workers
-round-robin within an epoch. In a partial shuffle each worker gets an equal run of consecutive rows
-instead, with parts of blocks at its ends. A *round* is the training between two merges: n epochs, n
-blocks a worker within an epoch (in a partial shuffle: as many samples as n blocks have on average),
-n batches a worker, or the whole fit. Rounds of batches do not change the batches: a worker trains
-the same ones as in a round of whole epochs. Several workers may share a task: those of an aligned
-range, whose results are one node of the tree of ``weighted_mean``.
+It is a pure function of sizes, seed and epoch. Block passes are assigned to workers round-robin
+within an epoch. In a partial shuffle each worker gets an equal run of consecutive rows instead,
+with parts of blocks at its ends. A *round* is the training between two merges: n epochs, n blocks a
+worker within an epoch (in a partial shuffle: as many samples as n blocks have on average), n
+batches a worker, or the whole fit. Rounds of batches do not change the batches: a worker trains the
+same ones as in a round of whole epochs.
 """
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise, zip_longest
-from typing import Any, Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from compss_train._utils import PickledByFields
 from compss_train._utils.validation import check_count
-from compss_train.data.order import block_order, even_parts, partition_files, sample_order
+from compss_train.data.block_passes import (
+    WHOLE_BLOCKS,
+    Batching,
+    BlockPass,
+    WorkerAssignment,
+    batch_sizes,
+    cut_assignment,
+    join_parts,
+)
+from compss_train.data.draws import Draws, PutCounts
+from compss_train.data.order import block_order, partition_files, sample_order
 
 Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks", "batches"]
@@ -31,222 +37,6 @@ MergeEvery: TypeAlias = int | Callable[[int], int] | None
 """The number of units between two merges, or a function of the epoch, counted from 0, that returns
 it; else 1.
 """
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockPass(PickledByFields):
-    """One pass over the samples of one block, or of a part of it."""
-
-    block: int
-    """Number of the block, or of the grid position to which a total shuffle moves these samples."""
-    epoch: int
-    """Number of the epoch, from 0 over all fits."""
-    size: int
-    """Number of samples in this pass."""
-    sample_numbers: np.ndarray[Any, Any] | None = None
-    """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
-    first: int = 0
-    """First row of the block in this pass."""
-    skip: int = 0
-    """Number of samples that the whole pass trains before this part of it."""
-    rest: int = 0
-    """Number of samples that the whole pass trains after this part of it."""
-
-    @property
-    def start(self) -> int:
-        """Number of the first sample in the order in which the block is trained."""
-        return self.first + self.skip
-
-    @property
-    def whole(self) -> int:
-        """Number of samples in the whole pass, which this is a part of."""
-        return self.skip + self.size + self.rest
-
-    def part(self, start: int, stop: int) -> Self:
-        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of
-        training.
-        """
-        return replace(
-            self,
-            size=stop - start,
-            sample_numbers=None if self.sample_numbers is None else self.sample_numbers[start:stop],
-            skip=self.skip + start,
-            rest=self.rest + self.size - stop,
-        )
-
-
-WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
-"""The block passes of one worker in one round."""
-
-
-@dataclass(frozen=True)
-class Batching:
-    """The batches of a block pass. Their sizes differ by one at most, and every sample is used.
-
-    Exactly one of ``number`` (batches a block) and ``size`` (the maximum batch size) is set.
-    """
-
-    number: int | None = None
-    size: int | None = None
-
-    def bounds(self, rows: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
-        return even_parts(rows, min(self.number or -(-rows // (self.size or rows)), rows))
-
-
-def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
-    """Return the sizes of the batches that hold every sample of these passes once.
-
-    Sizes differ by one at most. With a fixed number of batches a block, their total is the same as
-    block by block.
-    """
-    samples = sum(block_pass.size for block_pass in block_passes)
-    if not samples:
-        return []
-    joint = (
-        batching
-        if batching.number is None
-        else replace(batching, number=batching.number * len(block_passes))
-    )
-    return [stop - start for start, stop in joint.bounds(samples)]
-
-
-def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
-    """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
-    skip = block_pass.skip
-    bounds = batching.bounds(block_pass.whole)
-    return [
-        (start - skip, stop - skip) for start, stop in bounds if 0 <= start - skip < block_pass.size
-    ]
-
-
-def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> WorkerAssignment:
-    """Return the parts of the passes with samples ``start`` to ``stop`` of all passes, in the order
-    of training.
-    """
-    parts = []
-    for block_pass in assignment:
-        low = max(start, 0)
-        high = min(stop, block_pass.size)
-        if low < high:
-            parts.append(block_pass.part(low, high))
-        start = start - block_pass.size
-        stop = stop - block_pass.size
-    return tuple(parts)
-
-
-def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
-    """Return the passes with consecutive parts of the same pass as one part."""
-    parts = tuple(parts)
-    if len(parts) < 2:
-        return parts
-    runs: list[list[BlockPass]] = []
-    for part in parts:
-        last = runs[-1][-1] if runs else None
-        if last and (last.block, last.epoch, last.skip + last.size) == (
-            part.block,
-            part.epoch,
-            part.skip,
-        ):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return tuple(run[0] if len(run) == 1 else _join_run(run) for run in runs)
-
-
-def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
-    numbers = [part.sample_numbers for part in parts if part.sample_numbers is not None]
-    return replace(
-        parts[0],
-        size=sum(part.size for part in parts),
-        sample_numbers=np.concatenate(numbers) if numbers else None,
-        rest=parts[-1].rest,
-    )
-
-
-PutCounts: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-"""Given the sizes of the batches that hold a worker's samples, how many samples are put before each
-draw.
-
-A buffer that gives every sample several times draws that many times more batches, with a count for
-each.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
-    """Batches that a worker draws from a buffer in an epoch, or in a round inside it.
-
-    Merges inside an epoch do not empty the buffer, so that they do not change the batches.
-    """
-
-    epoch: int
-    origin: int
-    """The block of the first pass of the epoch, which determines the draws."""
-    total: int
-    """Samples of the worker in the epoch."""
-    largest: int
-    """Size of the largest batch of the epoch."""
-    sizes: tuple[int, ...]
-    """Sizes of the batches."""
-    puts: tuple[int, ...]
-    """For each batch, how many samples of the epoch are in the buffer's input before it is
-    drawn.
-    """
-    drawn: int = 0
-    """Samples of the epoch in the batches before these."""
-    put_before: int = 0
-    """How many samples of the epoch were put for the batches before these."""
-    is_first: bool = True
-    """Whether the first of these batches is the first one of the epoch."""
-    is_last: bool = True
-    """Whether the last of these batches is the last one of the epoch."""
-
-    @classmethod
-    def of_epoch(
-        cls, assignment: WorkerAssignment, batching: Batching, put_counts: PutCounts
-    ) -> Self:
-        """Return the draws of all batches of a worker's passes over the blocks of one epoch."""
-        sizes = tuple(batch_sizes(assignment, batching))
-        first = assignment[0]
-        puts = tuple(put_counts(sizes))
-        return cls(
-            epoch=first.epoch,
-            origin=first.block,
-            total=sum(sizes),
-            largest=max(sizes),
-            sizes=sizes * (len(puts) // len(sizes)),
-            puts=puts,
-        )
-
-    def part(self, first: int, stop: int) -> Self:
-        """Return the draws of the epoch's batches ``first`` to ``stop``; the range may exceed the
-        epoch.
-        """
-        return replace(
-            self,
-            sizes=self.sizes[first:stop],
-            puts=self.puts[first:stop],
-            drawn=self.drawn + sum(self.sizes[:first]),
-            put_before=self.puts[:first][-1] if first else 0,
-            is_first=first == 0,
-            is_last=stop >= len(self.sizes),
-        )
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in these batches."""
-        return sum(self.sizes)
-
-    def put_of(self, assignment: WorkerAssignment) -> WorkerAssignment:
-        """Return the parts of a worker's passes over the epoch whose samples are put for these
-        batches.
-        """
-        return cut_assignment(assignment, self.put_before, self.puts[-1]) if self.puts else ()
-
-
-WHOLE_BLOCKS = Batching(number=1)
-"""Every block is one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,64 +295,3 @@ def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     if callable(merge_every):
         return check_count(f"every({epoch})", merge_every(epoch))
     return 1 if merge_every is None else merge_every
-
-
-def singles(workers: range) -> list[range]:
-    """Return a range for each worker."""
-    return [range(worker, worker + 1) for worker in workers]
-
-
-def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
-    """Return ranges of workers, each a node of the tree of ``weighted_mean``, for tasks that slots
-    share evenly.
-
-    ``smallest`` is a power of two: the minimum number of workers in every range but the last. The
-    first tasks are the largest: each has about a third of a slot's share of the remaining workers
-    (guided self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow
-    slot then runs fewer tasks. With a third, one of two slots may be four times slower than the
-    other and start with the largest task, and the round still takes no longer than their combined
-    speed allows, apart from the last task. With a half it would take a quarter longer.
-    """
-    ranges = []
-    start = 0
-    while start < workers:
-        share = (workers - start) // (3 * slots)
-        size = max(smallest, 1 << (max(1, share).bit_length() - 1))
-        ranges.append(range(start, min(start + size, workers)))
-        start += size
-    return ranges
-
-
-SLACK = 1.05
-"""How much longer a round may take than with the best ranges, so that slower slots run fewer
-tasks.
-"""
-
-
-def ranges_for_costs(
-    workers: int, slots: int, worker_seconds: float, task_seconds: float
-) -> list[range]:
-    """Return aligned ranges for workers of ``worker_seconds`` each, in tasks with an overhead of
-    ``task_seconds``.
-
-    They are the smallest ranges with which a round takes at most ``SLACK`` times as long as with
-    the best ones, if all slots are equally fast: one range a slot where workers take less time than
-    the overhead. Without any slots, each range is one worker.
-    """
-    if not slots:
-        return singles(range(workers))
-    largest = -(-workers // slots) - 1
-    choices = [
-        aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)
-    ]
-    times = []
-    for ranges in choices:
-        idle_at = [0.0] * slots  # each takes the next range as soon as it is idle
-        for each in ranges:
-            heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
-        times.append(max(idle_at))
-    return next(
-        ranges
-        for ranges, seconds in zip(choices, times, strict=True)
-        if seconds <= SLACK * min(times)
-    )

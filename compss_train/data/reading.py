@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compss_train.data import layout as layouts
-from compss_train.data.block import Block, signed
+from compss_train.data.block import Block
 from compss_train.data.file_cache import CacheEntry, FileCache
 from compss_train.data.locations import absolute, is_remote
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays, Reader, as_reader
 from compss_train.data.readers.images import image_path
+from compss_train.data.values import signed
 from compss_train.exceptions import BadFileError
 
 _TRANSIENT = {

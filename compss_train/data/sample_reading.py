@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from compss_train._utils.nested import is_sequence, leaves, map_leaves
-from compss_train.data.block import Ragged, as_tensor, check_dtype, check_values, signed, tensor_of
+from compss_train.data.block import as_tensor
 from compss_train.data.layout import quote_names
+from compss_train.data.ragged import Ragged
+from compss_train.data.values import check_dtype, check_values, signed, tensor_of
 
 Rows: TypeAlias = NDArray[np.int64]
 """The numbers of some samples."""

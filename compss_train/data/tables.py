@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.imports import import_optional
-from compss_train.data.block import Block, Ragged, shared_tensor
+from compss_train.data.block import Block
 from compss_train.data.layout import FileContentError, quote_names
+from compss_train.data.ragged import Ragged
+from compss_train.data.values import shared_tensor
 
 MAX_CLASSES = 10_000
 """Up to this number, distinct strings in a column are classes; more are names or text unless

@@ -10,20 +10,13 @@ import numpy as np
 import torch
 
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.data.block import (
-    AnyBlock,
-    Block,
-    Ragged,
-    as_block,
-    as_tensor,
-    concatenate,
-    copy_block,
-    load_block,
-)
+from compss_train.data.block import Block, as_block, as_tensor, concatenate, copy_block
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.layout import FileContentError, common_length
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers.arrays import ARRAY_NAME, write_npz
 from compss_train.data.readers.hdf5 import import_h5py
+from compss_train.data.remote_block import AnyBlock, load_block
 
 FORMATS = ("npz", "npz-compressed", "npy", "pt", "h5")
 """The formats that can be written."""

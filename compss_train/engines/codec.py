@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train.data.block import flat_bytes, shared_tensor
+from compss_train.data.block_bytes import flat_bytes
+from compss_train.data.values import shared_tensor
 from compss_train.exceptions import BadFileError
 
 Bytes: TypeAlias = NDArray[np.uint8]

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from compss_train.data.block import Block, as_tensor, flat_bytes
+from compss_train.data.block import Block, as_tensor
+from compss_train.data.block_bytes import flat_bytes
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable, validation
-from compss_train.data.block import check_parts, signed, tensor_of
+from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header, shortened
 from compss_train.online.solver_process import SolverProcess

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import torch
 
 from compss_train.buffers import Buffer, BufferDrainedError
+from compss_train.data.block_passes import Batching
 from compss_train.data.order import buffer_seed
-from compss_train.data.partitioning import Batching
 from compss_train.engines import calls, liveness, nodes
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, saved_state

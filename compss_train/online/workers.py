@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils import files, validation
-from compss_train.data.partitioning import singles
 from compss_train.engines import Engine, Ref, calls
+from compss_train.engines.packing import singles
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model import saved_state
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
-from compss_train.data.block import signed
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
+from compss_train.data.values import signed
 from compss_train.exceptions import BadFileError
 
 _LOG = logging.getLogger(__name__)

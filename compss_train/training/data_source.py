@@ -11,27 +11,18 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import leaves, places, template_of
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset, locations, tables
-from compss_train.data.block import (
-    SINGLE,
-    Block,
-    ColumnStructure,
-    Ragged,
-    RemoteBlock,
-    as_block,
-    as_tensor,
-    check_values,
-    is_ragged,
-    load_block,
-)
+from compss_train.data.block import Block, as_tensor
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
+from compss_train.data.columns import SINGLE, ColumnStructure, columns_of
 from compss_train.data.partitioning import Shuffle
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
+from compss_train.data.remote_block import RemoteBlock, load_block
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.engines import Engine, Ref
@@ -290,58 +281,6 @@ def _other_order(first: str, index: Any, name: str, other: Any) -> list[str]:
         f"{first} and {name} have the same index in another order, and rows are paired by their "
         f"positions; {name}.loc[{first}.index] pairs them by the index"
     ]
-
-
-def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
-    """Return the tuples, lists and dicts of data, with ``None`` for each column, and the columns.
-
-    Columns are arrays, frames and blocked tensors; their keys are names for messages, such as
-    ``x['user']``.
-
-    Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But
-    a list of arrays of one dtype and shape is one array with a sample for each, as in numpy, and a
-    list of sequences that differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
-    """
-    if isinstance(value, PackedSequence):  # which is a tuple
-        check_values(name, value)
-    if isinstance(value, list) and all(map(tables.is_frame, value)) and len({*map(len, value)}) > 1:
-        value = [each.to_numpy() for each in value]  # a sequence each, as of a groupby
-    if isinstance(value, Mapping):
-        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
-    elif isinstance(value, tuple | list) and _are_columns(value):
-        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in enumerate(value)}
-    elif isinstance(value, tuple | list):
-        return None, {name: Ragged(value) if is_ragged(value) else as_block(value)}
-    else:
-        return None, {name: value}
-    if not parts:
-        raise ValueError(f"an empty {type(value).__name__} has no samples")
-    columns = {each: column for _, own in parts.values() for each, column in own.items()}
-    structure: Any = {key: own for key, (own, _) in parts.items()}
-    if not isinstance(value, Mapping):
-        is_tuple = isinstance(value, tuple) or any(map(tables.is_frame, value))
-        structure = tuple(structure.values()) if is_tuple else list(structure.values())
-    return structure, columns
-
-
-def _are_columns(items: Sequence[Any]) -> bool:
-    if not items or not all(map(_is_column, items)):
-        return False
-    arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
-    if isinstance(items, tuple) or len(arrays) < len(items):
-        return True
-    return (
-        len({len(each) for each in arrays}) == 1
-        and len({(str(a.dtype), a.shape) for a in arrays}) > 1
-    )
-
-
-def _is_column(item: Any) -> bool:
-    if isinstance(item, np.ndarray | torch.Tensor):
-        return item.ndim > 0
-    if isinstance(item, tuple | list):
-        return _are_columns(item)
-    return isinstance(item, Mapping | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
 
 
 def holds_targets(value: Any) -> bool:

@@ -25,7 +25,7 @@ from torch import nn
 from compss_train._utils import __version__
 from compss_train._utils.nested import leaves
 from compss_train._utils.private_names import own_tensors
-from compss_train.data.block import flat_bytes
+from compss_train.data.block_bytes import flat_bytes
 
 Plain: TypeAlias = bool | int | float | str | None
 Details: TypeAlias = dict[str, Plain]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from compss_train._utils.validation import warn_user
-from compss_train.data.block import load_block
-from compss_train.data.partitioning import Batching, BlockPass, batch_sizes
+from compss_train.data.block_passes import Batching, BlockPass, batch_sizes
+from compss_train.data.remote_block import load_block
 from compss_train.engines.calls import Failure
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
-from compss_train.data.partitioning import Batching
+from compss_train.data.block_passes import Batching
 from compss_train.model.schedule import Schedule
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle

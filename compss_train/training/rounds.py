@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from compss_train._utils.validation import warn_user
-from compss_train.data.partitioning import Round, ranges_for_costs, singles
+from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
+from compss_train.engines.packing import ranges_for_costs, singles
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured

@@ -9,8 +9,8 @@ from typing import Any
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
 from compss_train.data.order import worker_seed
-from compss_train.data.partitioning import singles
 from compss_train.engines import Engine, Ref, Resources, engine_class
+from compss_train.engines.packing import singles
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.build_arguments import check_picklable

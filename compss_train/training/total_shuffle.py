@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.order import even_parts
-from compss_train.data.partitioning import WorkerAssignment
 from compss_train.engines.base import Ref
 from compss_train.engines.nodes import Resources
 from compss_train.training.data_source import PublishedData

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train.buffers import BufferSpec
+from compss_train.data.block_passes import WorkerAssignment, batch_bounds, batch_sizes
+from compss_train.data.draws import Draws
 from compss_train.data.order import buffer_seed, partial_shuffle_generator
-from compss_train.data.partitioning import Draws, WorkerAssignment, batch_bounds, batch_sizes
 from compss_train.data.streams import StreamReader
 from compss_train.model.devices import CPU, is_gpu, to_device
 from compss_train.samplers.mixing import SlotStore, shuffled_batches

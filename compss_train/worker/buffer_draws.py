@@ -7,7 +7,7 @@ from itertools import islice
 
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.partitioning import Draws
+from compss_train.data.draws import Draws
 from compss_train.worker.gpu_rows import Columns
 
 _BURST = 8  # batches drawn from a buffer at a time

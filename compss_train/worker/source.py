@@ -19,9 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
-from compss_train.data.block import Block, Ragged, as_tensor, gather, rows_of_bytes
+from compss_train.data.block import Block, as_tensor
+from compss_train.data.block_bytes import gather, rows_of_bytes
+from compss_train.data.block_passes import BlockPass, WorkerAssignment
 from compss_train.data.order import RowRange, bucketed_order, row_order
-from compss_train.data.partitioning import BlockPass, WorkerAssignment
+from compss_train.data.ragged import Ragged
 from compss_train.data.reading import FilePart
 from compss_train.model.devices import CPU, is_gpu, to_device
 from compss_train.samplers.loader import NO_ROWS, FileLoader, FileRows

@@ -9,8 +9,9 @@ from typing import Literal
 
 from compss_train._utils import PickledByFields
 from compss_train.buffers import BufferSpec
-from compss_train.data.block import SINGLE, ColumnStructure
-from compss_train.data.partitioning import Batching, Draws, WorkerAssignment
+from compss_train.data.block_passes import Batching, WorkerAssignment
+from compss_train.data.columns import SINGLE, ColumnStructure
+from compss_train.data.draws import Draws
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.model.compression import MergeDtype

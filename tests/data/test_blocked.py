@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import BlockedTensor, shuffle
-from compss_train.data.block import RemoteBlock, describe
 from compss_train.data.blocked import as_blocked
+from compss_train.data.remote_block import RemoteBlock, describe
 from tests.helpers.tolerances import chance_of
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from compss_train._utils.files import TemporaryFolder
 from compss_train.data import FileDataset, file_cache
-from compss_train.data.block import rows_of_bytes
+from compss_train.data.block_bytes import rows_of_bytes
 from compss_train.data.file_cache import FileCache, entry_bytes, make_cache
 from compss_train.data.reading import layout_of
 from compss_train.samplers import PartialShuffleSampler

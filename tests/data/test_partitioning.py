@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compss_train.buffers import BufferSpec
-from compss_train.data.partitioning import Batching, ResumePoint, RoundPlan
+from compss_train.data.block_passes import Batching
+from compss_train.data.partitioning import ResumePoint, RoundPlan
 
 HOW = st.one_of(
     st.fixed_dictionaries(

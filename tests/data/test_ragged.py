@@ -25,7 +25,8 @@ from compss_train import (
     write_files,
 )
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.data.block import gather, join
+from compss_train.data.block_bytes import gather
+from compss_train.data.ragged import join
 from compss_train.engines.calls import intra_op_threads
 from compss_train.training.data_source import as_data_source
 from tests.helpers import small_fits

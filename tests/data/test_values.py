@@ -14,9 +14,9 @@ from compss_train import (
     Ragged,
     write_files,
 )
-from compss_train.data.block import signed
 from compss_train.data.sample_reading import Roles, batch_of
 from compss_train.data.samples import Samples
+from compss_train.data.values import signed
 from compss_train.online.sender import as_sample
 
 sparse = pytest.importorskip("scipy.sparse")

@@ -15,8 +15,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback
+from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import RowRange
-from compss_train.data.partitioning import BlockPass
 from compss_train.training import rounds
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.source import source_of

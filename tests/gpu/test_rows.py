@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle
-from compss_train.data.block import Ragged
 from compss_train.data.partitioning import RoundPlan
+from compss_train.data.ragged import Ragged
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import as_data_source
 from compss_train.training.fit import FitOptions

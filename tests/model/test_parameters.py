@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from compss_train import BadFileError
-from compss_train.data.partitioning import aligned_ranges, ranges_for_costs
+from compss_train.engines.packing import aligned_ranges
 from compss_train.model import parameters as params
 from compss_train.model.weighted_mean import mean, partial_sum
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
@@ -244,40 +244,6 @@ def test_who_adds_up_does_not_matter(workers, slots, seed):
     for result in (of_ranges(items, ranges), of_ranges(items, tree)):
         assert_same_bits(result, {name: expected[name] for name in result})
         assert set(result) == set(expected)
-
-
-@given(workers=st.integers(1, 3000), slots=st.integers(1, 50))
-def test_ranges_of_workers_are_aligned_and_ever_smaller(workers, slots):
-    ranges = aligned_ranges(workers, slots)
-    assert [worker for each in ranges for worker in each] == list(range(workers))
-    sizes = [len(each) for each in ranges]
-    assert sizes == sorted(sizes, reverse=True)
-    assert all(
-        size.bit_count() == 1 and not each.start % size
-        for each, size in zip(ranges, sizes, strict=True)
-    )
-    assert max(sizes) <= max(1, workers / (3 * slots))
-    assert sizes[-min(slots, workers) :] == [1] * min(slots, workers)
-
-
-@given(
-    workers=st.integers(1, 600),
-    slots=st.integers(1, 20),
-    smallest=st.integers(0, 9).map(lambda power: 2**power),
-    ratios=st.lists(st.floats(1e-4, 1e4), min_size=2, max_size=2).map(sorted),
-)
-def test_ranges_for_dearer_tasks_are_unions_of_smaller_ones(workers, slots, smallest, ratios):
-    """So groups can be joined whenever a measurement asks for larger ones."""
-    cheap, dear = (ranges_for_costs(workers, slots, 1.0, ratio) for ratio in ratios)
-    at_least = aligned_ranges(workers, slots, smallest)
-    assert all(len(each) >= smallest for each in at_least[:-1])
-    for ranges in (cheap, dear, at_least):
-        assert [worker for each in ranges for worker in each] == list(range(workers))
-        starts = {each.start for each in ranges}
-        assert starts <= {each.start for each in aligned_ranges(workers, slots)}
-        assert all(each.start % (1 << (len(each) - 1).bit_length()) == 0 for each in ranges)
-    assert len(ranges_for_costs(workers, slots, 1.0, 1e9)) <= slots
-    assert ranges_for_costs(workers, slots, 1.0, 0.0) == aligned_ranges(workers, slots)
 
 
 @given(arrays=st.lists(floats, min_size=1, max_size=6), slots=st.integers(1, 6))

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, Merge, PartialShuffle, TrainTransform
+from compss_train.data.columns import columns_of
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
-from compss_train.training.data_source import columns_of
 from tests.helpers import small_fits
 from tests.helpers.models import assert_same_bits, state_arrays
 

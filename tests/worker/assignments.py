@@ -2,7 +2,7 @@
 
 import torch
 
-from compss_train.data.partitioning import Batching, BlockPass
+from compss_train.data.block_passes import Batching, BlockPass
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker.work import Job, Work
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.partitioning import BlockPass
+from compss_train.data.block_passes import BlockPass
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work
 from tests.worker.assignments import job_of

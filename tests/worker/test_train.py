@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
-from compss_train.data.partitioning import BlockPass
+from compss_train.data.block_passes import BlockPass
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.optimizers import net_optimizer
 from compss_train.model.training_spec import TrainingSpec

@@ -16,9 +16,10 @@ from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords
 from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples, tables
 from compss_train.data.block import as_block
 from compss_train.data.blocked import as_blocked
+from compss_train.data.columns import columns_of
 from compss_train.data.locations import suffix_of
 from compss_train.data.tables import is_frame
-from compss_train.training.data_source import as_data_source, columns_of, holds_targets
+from compss_train.training.data_source import as_data_source, holds_targets
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
 FRACTION = "fraction"

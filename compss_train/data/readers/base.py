@@ -13,7 +13,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from compss_train.data.block import Block, check_values
+from compss_train.data.block import Block
 from compss_train.data.layout import (
     Description,
     Field,
@@ -23,6 +23,7 @@ from compss_train.data.layout import (
     quote_names,
 )
 from compss_train.data.locations import file_stamp, is_remote
+from compss_train.data.values import check_values
 from compss_train.exceptions import BadFileError
 
 Arrays = dict[str, Block]

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from compss_train.data import layout as layouts
 from compss_train.data import tables
-from compss_train.data.block import Ragged
 from compss_train.data.layout import Description, Field, FileContentError, Layout, quote_names
 from compss_train.data.locations import is_remote, open_binary, openable, suffix_of
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers.base import Arrays, Reader, select_keys
 
 

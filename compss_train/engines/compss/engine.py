@@ -11,7 +11,8 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
-from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
+from compss_train.data.block import Block
+from compss_train.data.remote_block import BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import Engine, Ref, Scope, Traits, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue

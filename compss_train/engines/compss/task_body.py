@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from compss_train.data.block import as_block, is_future
+from compss_train.data.block import as_block
+from compss_train.data.remote_block import is_future
 from compss_train.engines import calls
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime

@@ -1,0 +1,100 @@
+"""Columns: x and y as a flat list of tensors with a row for each sample, and their structure.
+
+Columns are first those of x, then those of y and of the weights. Sources, batches and engines see
+only columns; a batch gets its structure when it is assembled from them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from compss_train._utils.nested import leaves, rebuilt
+from compss_train.data import tables
+from compss_train.data.block import as_block
+from compss_train.data.ragged import Ragged, is_ragged
+from compss_train.data.values import check_values
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStructure:
+    """The tuples, lists and dicts of x and y, with ``None`` for each column: a single column is
+    ``None`` itself.
+    """
+
+    x: Any = None
+    y: Any = None
+    """The structure of y; without columns for y, x is its own target."""
+    ragged: bool = False
+    """Whether some columns have sequences of different lengths."""
+    weighted: bool = False
+    """Whether the last column holds the samples' weights."""
+
+    def parts(self, columns: Iterable[torch.Tensor]) -> tuple[Any, Any, torch.Tensor | None]:
+        """Return x, y and weights of these columns, as the network and the loss receive them."""
+        own = list(columns)
+        weight = own.pop() if self.weighted else None
+        if self.x is None and self.y is None:  # as in most fits
+            return own[0], own[1] if len(own) > 1 else None, weight
+        each = iter(own)
+        x = rebuilt(self.x, each)
+        return x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight
+
+
+SINGLE = ColumnStructure()
+"""One column for x, and perhaps one for y."""
+
+
+def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the tuples, lists and dicts of data, with ``None`` for each column, and the columns.
+
+    Columns are arrays, frames and blocked tensors; their keys are names for messages, such as
+    ``x['user']``.
+
+    Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But
+    a list of arrays of one dtype and shape is one array with a sample for each, as in numpy, and a
+    list of sequences that differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
+    """
+    if isinstance(value, PackedSequence):  # which is a tuple
+        check_values(name, value)
+    if isinstance(value, list) and all(map(tables.is_frame, value)) and len({*map(len, value)}) > 1:
+        value = [each.to_numpy() for each in value]  # a sequence each, as of a groupby
+    if isinstance(value, Mapping):
+        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
+    elif isinstance(value, tuple | list) and _are_columns(value):
+        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in enumerate(value)}
+    elif isinstance(value, tuple | list):
+        return None, {name: Ragged(value) if is_ragged(value) else as_block(value)}
+    else:
+        return None, {name: value}
+    if not parts:
+        raise ValueError(f"an empty {type(value).__name__} has no samples")
+    columns = {each: column for _, own in parts.values() for each, column in own.items()}
+    structure: Any = {key: own for key, (own, _) in parts.items()}
+    if not isinstance(value, Mapping):
+        is_tuple = isinstance(value, tuple) or any(map(tables.is_frame, value))
+        structure = tuple(structure.values()) if is_tuple else list(structure.values())
+    return structure, columns
+
+
+def _are_columns(items: Sequence[Any]) -> bool:
+    if not items or not all(map(_is_column, items)):
+        return False
+    arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
+    if isinstance(items, tuple) or len(arrays) < len(items):
+        return True
+    return (
+        len({len(each) for each in arrays}) == 1
+        and len({(str(a.dtype), a.shape) for a in arrays}) > 1
+    )
+
+
+def _is_column(item: Any) -> bool:
+    if isinstance(item, np.ndarray | torch.Tensor):
+        return item.ndim > 0
+    if isinstance(item, tuple | list):
+        return _are_columns(item)
+    return isinstance(item, Mapping | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)

@@ -1,0 +1,158 @@
+"""The values that samples may hold: the checks and conversions for all ways in.
+
+Arrays, files, data sets, sequences and senders pass ``check_values`` and ``check_dtype``.
+"""
+
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils.rnn import PackedSequence
+
+from compss_train._utils.validation import check_dense
+
+_Array = TypeVar("_Array")
+
+
+def check_values(name: str, value: object) -> None:
+    """Raise ``TypeError`` for arrays and tensors that are masked or sparse, and for iterators.
+
+    ``name`` is the subject of the message, such as ``"a block"``. Items of lists are not looked at.
+    """
+    if type(value) is np.ndarray:  # which may come by the thousand a second
+        return
+    if isinstance(value, torch.Tensor):
+        check_dense(name, value)
+    elif hasattr(value, "nnz") and hasattr(value, "toarray"):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which is sparse; give array.toarray()"
+        )
+    elif np.ma.is_masked(value):
+        raise TypeError(
+            f"{name} is a masked array, whose masked values would be trained on; give "
+            "array.filled(value), or leave these samples out, or give them a sample_weight of 0"
+        )
+    elif is_grouped(value):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which holds groups of rows: give the frame "
+            "itself, a row for each group, as of groups.mean(), or sequences, [group[columns] "
+            "for _, group in groups]"
+        )
+    elif hasattr(value, "lazy") and callable(getattr(value, "collect", None)):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, whose rows are not read yet: give "
+            "frame.collect(), or files larger than memory as FileDataset('data.parquet', x=..., "
+            "y=...)"
+        )
+    elif isinstance(value, PackedSequence):
+        raise TypeError(
+            f"{name} is a PackedSequence, whose rows are steps of several samples: give "
+            "Ragged(torch.nn.utils.rnn.unpack_sequence(packed)), or the list of sequences "
+            "itself, and pack batches in build(collate=) or in the network"
+        )
+    elif isinstance(value, Iterator):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which can be read only once; give a list or an "
+            "array of its items, or a torch.utils.data.IterableDataset"
+        )
+
+
+def is_grouped(value: object) -> bool:
+    """Return whether a value is what ``groupby`` of pandas or polars returns, without importing
+    these.
+    """
+    return type(value).__name__.endswith("GroupBy") and hasattr(value, "agg")
+
+
+def check_parts(name: str, values: Collection[Any]) -> None:
+    """Check each item of a list as ``check_values`` does, and its dtype."""
+    for value in values:
+        check_values(name, value)
+        if isinstance(value, np.ndarray | np.generic):
+            check_dtype(value.dtype)
+
+
+@cache
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise ``TypeError`` for a dtype that torch does not support."""
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError) as error:
+        text = (
+            "; a tokenizer makes integers of text, FileDataset(names) reads files, and "
+            "np.unique(labels, return_inverse=True)[1] of labels"
+        )
+        hint = text if dtype.kind in "USO" else ""
+        raise TypeError(
+            f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}"
+        ) from error
+
+
+_SIGNED: dict[Any, Any] = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
+_SIGNED |= {
+    np.dtype(np.uint16): np.int32,
+    np.dtype(np.uint32): np.int64,
+    np.dtype(np.uint64): np.int64,
+}
+"""Dtypes whose rows torch cannot select, and those that hold their values."""
+
+
+def signed(array: _Array) -> _Array:
+    """Return arrays and tensors of unsigned integers of 16 and more bits as signed ones, and others
+    unchanged.
+
+    Raises ``ValueError`` for integers of 2**63 and more, which would become negative.
+    """
+    own: Any = array
+    if own.dtype not in _SIGNED:
+        return array
+    wider: Any = (
+        own.astype(_SIGNED[own.dtype])
+        if isinstance(own, np.ndarray)
+        else own.to(_SIGNED[own.dtype])
+    )
+    if own.dtype in (np.uint64, torch.uint64) and (wider < 0).any():
+        largest = int(wider[wider < 0].max()) + 2**64
+        raise ValueError(
+            f"holds {largest}, and the largest integer of a tensor is 2**63 - 1: make them floats"
+        )
+    return wider  # type: ignore[no-any-return]
+
+
+class _Writable:
+    """Lets torch, which knows no read-only tensors, share the memory of a read-only array."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self.array = array
+
+
+def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array; nobody may write to it if the array is
+    read-only.
+    """
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
+def tensor_of(value: Any) -> torch.Tensor:
+    """Return an array, a tensor or a list of numbers as a tensor; raise ``ValueError`` for what
+    none can hold.
+
+    It shares memory that it must not be written through.
+    """
+    try:
+        is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
+        return torch.as_tensor(np.asarray(_Writable(value)) if is_read_only else value)
+    except (TypeError, ValueError, RuntimeError) as error:  # of text, for example
+        raise ValueError(
+            f"no tensor can hold this {type(value).__name__}: {error}; give numbers, and "
+            "integers below 2**63"
+        ) from error
