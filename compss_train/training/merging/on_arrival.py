@@ -1,10 +1,7 @@
-"""Merging each worker by itself, on arrival: commutatively in the engine (``quorum=0``), or through
-a server.
+"""Merging each worker by itself, as it arrives: in the engine (``quorum=0``), or on a server.
 
-Additions commute, so that the order of arrival changes rounding only.
-
-Through a parameter server, workers push their changes layer by layer, and the parameters bypass the
-engine.
+Additions commute, so that the order of arrival changes rounding only. Through a parameter server,
+workers push their changes layer by layer, and the parameters bypass the engine.
 """
 
 from abc import abstractmethod
@@ -29,23 +26,22 @@ class ArrivalMerger(Merger):
     """Each worker trains from its own base parameters, and merges when it arrives."""
 
     rounds_ahead = 8
-    """Maximum number of rounds that the fastest worker may be ahead of the slowest before
-    submission pauses.
-    """
+    """Maximum number of rounds that the fastest worker may be ahead of the slowest."""
 
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
-        self._initial, self._moments = self.parameters, self.state.moments
+        self._initial = self.parameters
+        self._moments = self.state.moments
+        """What workers start their first round from, if anything."""
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
-        total = sum(counts)
         active = [worker for worker, count in enumerate(counts) if count]
-        measured = [
-            self._train(workers, worker, self.bases.get(worker, self._initial), total)
-            for worker in active
-        ]
+        measured = []
+        for worker in active:
+            base = self.bases.get(worker, self._initial)
+            measured.append(self._train(workers, worker, base, sum(counts)))
         self._moments = None  # from now on workers have their own
         return SubmittedRound(
             round=workers.round,
@@ -57,9 +53,9 @@ class ArrivalMerger(Merger):
 
     @abstractmethod
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
-        """Train one of the workers, which have ``total`` samples in all, and set its next base.
+        """Train a worker from its base, and set its next one; return its measurements.
 
-        Returns a reference to its measurements.
+        The workers of the round have ``total`` samples in all.
         """
 
 
@@ -76,17 +72,17 @@ class CommutativeMerger(ArrivalMerger):
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
         trained, measured = workers.submit(worker, train_worker, base, self._moments)
-        count = measured if workers.data.source.may_skip else workers.round.counts[worker]
-        update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
-            update = params.halve, trained
-        self.bases[worker] = self.engine.commute(self.parameters, *update)
+            self.bases[worker] = self.engine.commute(self.parameters, params.halve, trained)
+            return measured
+        count = measured if workers.data.source.may_skip else workers.round.counts[worker]
+        self.bases[worker] = self.engine.commute(
+            self.parameters, params.apply_delta, base, trained, count, total, self._buffers
+        )
         return measured
 
     def newest(self, submitted: SubmittedRound) -> params.Parameters:
-        """Return the newest value, later contributions included: waiting would delay the other
-        workers.
-        """
+        """Return the newest value, with later changes: waiting would delay the other workers."""
         value: params.Parameters | None = self.engine.peek(self.parameters)
         return self.engine.fetch([self.parameters])[0] if value is None else value
 
@@ -109,11 +105,8 @@ class GlobalParameters(Closable):
         engine = session.engine
         workers = session.num_workers
         exchange = Exchange.of(initial, session.names, workers, stepped=optimizer is not None)
-        serve = (
-            parameter_server.serve_apart
-            if not engine.traits.interruptible
-            else parameter_server.serve
-        )
+        interruptible = engine.traits.interruptible
+        serve = parameter_server.serve if interruptible else parameter_server.serve_apart
         host = engine.host()
         self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
         self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
@@ -131,8 +124,9 @@ class GlobalParameters(Closable):
             return self.server_address.exchange.pull(server)
 
     def save(self, timeout: float = 60.0) -> dict[str, Any]:
-        """Return what the server holds while no worker pushes; raise ``TimeoutError`` as ``pull``
-        does.
+        """Return what the server holds; for when no worker pushes.
+
+        Raises ``TimeoutError`` after ``timeout`` seconds.
         """
         with self.server_address.connect(timeout=timeout) as server:
             return self.server_address.exchange.save(server)
@@ -143,8 +137,7 @@ class GlobalParameters(Closable):
 
 
 class ServerMerger(ArrivalMerger):
-    """Every worker pushes its change to a parameter server, and continues from the parameters that
-    it pulls.
+    """Every worker pushes its change to a server, and continues from what it pulls.
 
     An outer optimizer runs on the server: it steps with each worker's change on arrival, layer by
     layer, and starts fresh in every fit. Its momentum advances with every push, in each round once
@@ -165,14 +158,13 @@ class ServerMerger(ArrivalMerger):
             raise
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
-        args = base, self._moments, self._address, total
-        self.bases[worker], measured = workers.submit(worker, train_worker, *args)
+        self.bases[worker], measured = workers.submit(
+            worker, train_worker, base, self._moments, self._address, total
+        )
         return measured
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
-        """Train each worker from its own base, and read the parameters once all have pushed their
-        changes.
-        """
+        """Train each worker from its own base; read the parameters once all have pushed."""
         submitted = super().submit(workers)
         measured = submitted.measured["workers"]
         self.parameters = self.engine.submit(

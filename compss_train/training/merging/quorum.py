@@ -1,11 +1,10 @@
-"""Merging commutatively with a quorum: nobody waits for a late worker, and those that are on time
-learn as one.
+"""Merging commutatively with a quorum: nobody waits for late workers.
 
 The workers that have arrived when a merge happens are merged as synchronously, and start together
-from the result. Late ones go on, and enter the next merge with their change from the parameters
-that they began from. If nobody is late, the bits are those of synchronous merging. The grace
-period, a short wait for workers that are nearly done, is that of Liu et al. 2024 (arXiv
-2401.09135).
+from the result: those that are on time learn as one. Late ones go on, and enter the next merge with
+their change from the parameters that they began from. If nobody is late, the bits are those of
+synchronous merging. The grace period, a short wait for workers that are nearly done, is that of Liu
+et al. 2024 (arXiv 2401.09135).
 """
 
 import math
@@ -27,16 +26,15 @@ from compss_train.training.session import Session
 from compss_train.worker.merge import rebased
 from compss_train.worker.train import train_group
 
-SHARE = 0.75
+DEFAULT_QUORUM = 0.75
 """The default of ``Merge(quorum=...)``."""
-GRACE = 0.2
+DEFAULT_GRACE = 0.2
 """The share of a round's time of ``Merge(grace="auto")``."""
 
 POLLS = 50
-"""How often the coordinator looks for arrivals in the time of a usual round, ``SHORTEST_POLL``
-seconds at least.
-"""
+"""How often the coordinator looks for arrivals in the time of a usual round."""
 SHORTEST_POLL = 0.001
+"""Minimum number of seconds between two looks."""
 
 
 @dataclass
@@ -74,9 +72,10 @@ class Quorum:
         self._since = min(self._since, now)
         end = self._since + grace
         # Slow workers are not expected by then, and stopped ones were long ago.
-        expected = (began + max(usual, last) for began, last in running)
-        is_over = now >= end or not any(now - grace <= seconds <= end for seconds in expected)
-        self._since = math.inf if is_over else self._since
+        expected = (began + max(usual, seconds) for began, seconds in running)
+        is_over = now >= end or not any(now - grace <= arrival <= end for arrival in expected)
+        if is_over:
+            self._since = math.inf
         return is_over
 
 
@@ -90,7 +89,7 @@ class _Running:
     base: Ref
     """The parameters that the worker began from."""
     began: float
-    last: float
+    last_seconds: float
     """How many seconds the worker took in its last round; 0 if it is in its first."""
     seconds: float | None = None
     """How long it took, once it has arrived."""
@@ -102,14 +101,12 @@ class QuorumMerger(SynchronousMerger):
     name = "commutative"
     by_rounds = False
     rounds_ahead = 8
-    """Maximum number of rounds that the fastest worker may be ahead of the slowest before it
-    waits.
-    """
+    """Maximum number of rounds that the fastest worker may be ahead of the slowest."""
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         super().__init__(session, merge, initial)
-        grace = GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
-        self._quorum = Quorum(SHARE if merge.quorum is None else merge.quorum, grace)
+        grace = DEFAULT_GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
+        self._quorum = Quorum(DEFAULT_QUORUM if merge.quorum is None else merge.quorum, grace)
         self._waiting: list[deque[tuple[RoundWorkers, SubmittedRound]]] = [
             deque() for _ in session.groups
         ]
@@ -126,7 +123,7 @@ class QuorumMerger(SynchronousMerger):
             measured={"workers": []},
             parameters=self.parameters,
             states=[() for _ in self.session.states],
-            unmerged=sum(map(bool, workers.round.counts)),
+            unmerged=sum(count > 0 for count in workers.round.counts),
         )
         for worker, waiting in enumerate(self._waiting):
             waiting.append((workers, submitted))
@@ -134,9 +131,7 @@ class QuorumMerger(SynchronousMerger):
         return submitted
 
     def _begin(self, worker: int) -> None:
-        """Start the worker's next round with samples from the newest parameters, unless it is
-        running.
-        """
+        """Start a worker's next round that has samples, unless the worker is running."""
         waiting = self._waiting[worker]
         while waiting and worker not in self._running:
             workers, submitted = waiting.popleft()
@@ -144,66 +139,73 @@ class QuorumMerger(SynchronousMerger):
                 trained, measured = workers.submit(worker, train_group, *self._start(), True)
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(measured)
-                began = time.monotonic()
-                last = self._seconds.get(worker, 0.0)
                 self._running[worker] = _Running(
-                    submitted, trained, measured, self.parameters, began, last
+                    round=submitted,
+                    trained=trained,
+                    measured=measured,
+                    base=self.parameters,
+                    began=time.monotonic(),
+                    last_seconds=self._seconds.get(worker, 0.0),
                 )
             submitted.states[worker] = self.session.states[worker]
 
     def wait(
         self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]
     ) -> bool:
-        """Merge the workers that have arrived, if it is time, and look again within ``timeout``
-        seconds.
-        """
+        """Merge the workers that have arrived, if it is time, and look again within ``timeout``."""
         now = time.monotonic()
         running = {task.measured: task for task in self._running.values() if task.seconds is None}
-        arrived = self.engine.arrived([*running])
-        self.engine.fetch(arrived, small=True)  # raises the exception of a task that failed
-        for measured in arrived:
+        newly_arrived = self.engine.arrived([*running])
+        self.engine.fetch(newly_arrived, small=True)  # raises the exception of a task that failed
+        for measured in newly_arrived:
             task = running.pop(measured)
             task.seconds = now - task.began
-        there = {
+        arrived = {
             worker: task.seconds
             for worker, task in sorted(self._running.items())
             if task.seconds is not None
         }
-        # Unless somebody may begin a new round, nobody gains by a merge without the others.
-        if there and (not running or any(self._waiting[worker] for worker in there)):
-            others = [(task.began, task.last) for task in running.values()]
-            if self._quorum.is_due(
-                now, there.values(), others, self.engine.slots(self.session.resources)
-            ):
-                for complete in self._merge_workers(there):
+        # Unless one of them may begin a new round, nobody gains by a merge without the others.
+        if arrived and (not running or any(self._waiting[worker] for worker in arrived)):
+            slots = self.engine.slots(self.session.resources)
+            late = [(task.began, task.last_seconds) for task in running.values()]
+            if self._quorum.is_due(now, arrived.values(), late, slots):
+                for complete in self._merge_workers(arrived):
                     evaluate(complete)
         usual = median(self._seconds.values()) if self._seconds else 0.0
         soon = min(timeout, max(SHORTEST_POLL, usual / POLLS))
         if not submitted.unmerged:
             return self.engine.wait(submitted.refs, soon)
-        self.engine.wait(
-            [task.measured for task in self._running.values() if task.seconds is None], soon
-        )
+        tasks = self._running.values()
+        self.engine.wait([task.measured for task in tasks if task.seconds is None], soon)
         return False
 
-    def _merge_workers(self, there: Mapping[int, float]) -> list[SubmittedRound]:
-        """Merge these workers as synchronously, and start them together; return the rounds that
-        this completes.
+    def _merge_workers(self, seconds: Mapping[int, float]) -> list[SubmittedRound]:
+        """Merge workers as synchronously, and start them together; return the complete rounds.
+
+        ``seconds`` has how long each of these workers took.
         """
-        tasks = {worker: self._running.pop(worker) for worker in there}
-        self._seconds |= there
+        tasks = {worker: self._running.pop(worker) for worker in seconds}
+        self._seconds |= seconds
         trained: dict[int, Ref] = {}
         for worker, task in tasks.items():
             trained[worker] = task.trained
-            if task.base is not self.parameters:
-                late = task.trained, task.base, self.parameters, self.session.names.buffers
-                trained[worker] = self.engine.submit(rebased, *late, priority=True)
+            if task.base is not self.parameters:  # it is late
+                trained[worker] = self.engine.submit(
+                    rebased,
+                    task.trained,
+                    task.base,
+                    self.parameters,
+                    self.session.names.buffers,
+                    priority=True,
+                )
         self._continue_from(self._merge(trained))
         complete: list[SubmittedRound] = []
         for worker, task in tasks.items():
             self._begin(worker)
             task.round.unmerged -= 1
             if not task.round.unmerged:
-                task.round.parameters, task.round.merge_state = self.parameters, self.state
+                task.round.parameters = self.parameters
+                task.round.merge_state = self.state
                 complete.append(task.round)
         return complete

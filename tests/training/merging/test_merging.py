@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from compss_train import Merge, SerialEngine
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.merging.synchronous import sum_by_tree
+from compss_train.training.merging.tree import sum_by_tree
 from compss_train.worker.merge import MergeRule, merge_results
 from tests.helpers.cases import slow
 from tests.helpers.models import (
