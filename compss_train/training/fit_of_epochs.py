@@ -9,7 +9,7 @@ from compss_train.data.partitioning import ResumePoint, RoundPlan
 from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.training import resuming
+from compss_train.training import data_checks, resuming
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import Checkpoint, Progress
@@ -165,7 +165,7 @@ def prepare_fit(
         check_same_coding(data.coding, validation, "the validation data")
         evaluate_first_batch(validation, model)
     _check_merge(options.merge, spec)
-    options.check_data(data, session.num_workers, schedule)
+    data_checks.check_options(options, data, session.num_workers, schedule)
     fit = FitOfEpochs(
         session=session,
         callbacks=callbacks,
@@ -182,7 +182,7 @@ def prepare_fit(
         resumed, skipped = resuming.check(checkpoint, fit.progress, options, session, data)
         epochs = range(resumed.first_epoch, resumed.first_epoch + options.num_epochs)
         fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
-    options.check_epochs(fit.epochs, blocks=len(data.sizes))
+    data_checks.check_epochs(options, fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
     for note in data.notes:
         warn_once(note)

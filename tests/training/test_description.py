@@ -25,7 +25,7 @@ from compss_train.training import PostLocal
 from compss_train.training.data_source import as_data_source
 from compss_train.training.description import MOST_ITEMS, described, stable_name
 from compss_train.training.fit import FitOptions
-from compss_train.training.merge import NESTEROV
+from compss_train.training.presets import NESTEROV
 from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.small_fits import X, Y, trainer_of
 
@@ -203,7 +203,9 @@ def chosen(
     if not batches and merge.preset != "auto":
         batches = {"batch_size": 100}
     asked = FitOptions(num_epochs=num_epochs, merge=merge, **batches)
-    options = asked.for_data(as_data_source(np.zeros(samples), None, 4), workers, spec, scheduled)
+    options = asked.for_data(
+        as_data_source(np.zeros(samples), None, 4), workers, spec, scheduled=scheduled
+    )
     return options.merge, options.batch_size
 
 

@@ -5,7 +5,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from compss_train import Merge, SerialEngine
 from compss_train.training import PostLocal
-from compss_train.training.fit import MAX_PASSES
+from compss_train.training.data_checks import MAX_PASSES
 from tests.helpers.callbacks import CopyingEngine, NoTasks
 from tests.helpers.cases import each_value
 from tests.helpers.models import assert_same_bits, blocked, classification

@@ -50,7 +50,10 @@ def test_a_merge_is_by_default_synchronous_by_either_name():
 def test_options_without_batches_take_those_of_the_data_or_of_a_preset():
     def of(options, size=None):
         chosen = options.for_data(
-            data(size), 2, TrainingSpec(net=nn.Linear(2, 1), optimizer=SGD, loss=mse), False
+            data(size),
+            2,
+            TrainingSpec(net=nn.Linear(2, 1), optimizer=SGD, loss=mse),
+            scheduled=False,
         )
         return chosen.batch_size, chosen.num_batches_per_worker
 
