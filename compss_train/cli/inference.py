@@ -18,8 +18,8 @@ from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import fit, run_files
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset, locations, readers, reading
+from compss_train.data.arrow_columns import import_pyarrow
 from compss_train.data.readers.base import select_keys
-from compss_train.data.tables import import_pyarrow
 from compss_train.exceptions import BadFileError
 from compss_train.model import losses, parameters, saved_state
 from compss_train.trainer import DistributedTrainer

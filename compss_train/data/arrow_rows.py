@@ -12,20 +12,15 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train._utils.private_names import row_numbers
-from compss_train.data import tables
+from compss_train.data.arrow_columns import check_no_nulls, number_blocks, number_type
 from compss_train.data.block import Block
 from compss_train.data.block_bytes import checksum, gather
+from compss_train.data.collating import Collate, collate_batch
+from compss_train.data.conversions import conversion_note, float_dtype
 from compss_train.data.layout import FileContentError
 from compss_train.data.ragged import Ragged
-from compss_train.data.sample_reading import (
-    Collate,
-    ReadBatch,
-    Reseed,
-    Roles,
-    Rows,
-    SampleReader,
-    collate_batch,
-)
+from compss_train.data.sample_reading import ReadBatch, Reseed, Rows, SampleReader
+from compss_train.data.sample_roles import Roles
 from compss_train.data.values import signed
 
 
@@ -50,20 +45,16 @@ class ArrowRows(SampleReader):
         """The dtypes of the columns that are read; ``None`` for columns without numbers."""
         schema = self._dataset.data.table.schema
         names = [name for name in leaves((self._x, self._y)) if name is not None]
-        return {name: tables.number_type(schema.field(name).type)[0] for name in names}
+        return {name: number_type(schema.field(name).type)[0] for name in names}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What users should know about conversions."""
         dtypes = {name: dtype for name, dtype in self.dtypes.items() if dtype is not None}
         changed = [
-            name
-            for name, dtype in dtypes.items()
-            if tables.float_dtype(dtype, self._floats) != dtype
+            name for name, dtype in dtypes.items() if float_dtype(dtype, self._floats) != dtype
         ]
-        return (
-            (tables.conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
-        )
+        return (conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
 
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
@@ -104,10 +95,8 @@ class ArrowRows(SampleReader):
         try:
             for name in self.dtypes:
                 column = self._dataset.data.table.column(name)
-                tables.check_no_nulls(name, column)
-                blocks = tables.number_blocks(
-                    name, [chunk for chunk in column.chunks if len(chunk)]
-                )
+                check_no_nulls(name, column)
+                blocks = number_blocks(name, [chunk for chunk in column.chunks if len(chunk)])
                 columns[name] = blocks, np.cumsum([0, *map(len, blocks[:-1])])
         except FileContentError as error:
             hint = (

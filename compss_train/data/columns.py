@@ -13,8 +13,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import leaves, rebuilt
-from compss_train.data import tables
 from compss_train.data.block import as_block
+from compss_train.data.frames import is_frame
 from compss_train.data.ragged import Ragged, is_ragged
 from compss_train.data.values import check_values
 
@@ -60,7 +60,7 @@ def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """
     if isinstance(value, PackedSequence):  # which is a tuple
         check_values(name, value)
-    if isinstance(value, list) and all(map(tables.is_frame, value)) and len({*map(len, value)}) > 1:
+    if isinstance(value, list) and all(map(is_frame, value)) and len({*map(len, value)}) > 1:
         value = [each.to_numpy() for each in value]  # a sequence each, as of a groupby
     if isinstance(value, Mapping):
         parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
@@ -75,7 +75,7 @@ def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     columns = {each: column for _, own in parts.values() for each, column in own.items()}
     structure: Any = {key: own for key, (own, _) in parts.items()}
     if not isinstance(value, Mapping):
-        is_tuple = isinstance(value, tuple) or any(map(tables.is_frame, value))
+        is_tuple = isinstance(value, tuple) or any(map(is_frame, value))
         structure = tuple(structure.values()) if is_tuple else list(structure.values())
     return structure, columns
 
@@ -97,4 +97,33 @@ def _is_column(item: Any) -> bool:
         return item.ndim > 0
     if isinstance(item, tuple | list):
         return _are_columns(item)
-    return isinstance(item, Mapping | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
+    return isinstance(item, Mapping | Ragged) or hasattr(item, "tensors") or is_frame(item)
+
+
+def column_groups(role: str, given: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """Return the names of the arrays of x or y, in dicts, tuples and lists as given, and the
+    columns of some.
+
+    A list of names is one array of several columns, which is called by its place, such as
+    ``x['codes']``. Raises ``TypeError`` for other values, ``ValueError`` if there are none, or a
+    column of an array is named twice.
+    """
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping | list | tuple):
+        raise TypeError(
+            f"{role}={given!r}: give the name of an array, or a list of names of columns; for "
+            "several inputs or targets a dict or a tuple of these"
+        )
+    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if not given or len({*columns}) < len(columns):
+        raise ValueError(f"{role}={given!r}: name at least one column, and each once")
+    if len(columns) == len(given):
+        return role, {role: tuple(columns)}
+    places = [*given] if isinstance(given, Mapping) else range(len(given))
+    parts = [column_groups(f"{role}[{place!r}]", given[place]) for place in places]
+    names: Any = [name for name, _ in parts]
+    names = (
+        dict(zip(places, names, strict=True)) if isinstance(given, Mapping) else type(given)(names)
+    )
+    return names, {name: group for _, groups in parts for name, group in groups.items()}

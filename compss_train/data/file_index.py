@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import write_atomic
-from compss_train.data import tables
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import TableReader
 from compss_train.data.readers.base import Reader, reader_id
 from compss_train.data.reading import bad_file_errors
+from compss_train.data.text_columns import no_number
 from compss_train.exceptions import BadFileError
 
 _VERSION = 2
@@ -92,9 +92,7 @@ def describe_tables(
             if isinstance(each, Description):
                 good[number] = each
     for name in sorted(texts):
-        wrong = tables.no_number(
-            {value for each in good.values() for value in each.classes.get(name, ())}
-        )
+        wrong = no_number({value for each in good.values() for value in each.classes.get(name, ())})
         if wrong is not None:
             number = next(
                 number for number, each in good.items() if wrong in each.classes.get(name, ())

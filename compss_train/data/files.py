@@ -23,13 +23,14 @@ from compss_train._utils.validation import (
 )
 from compss_train.data import file_cache, file_index
 from compss_train.data import layout as layouts
+from compss_train.data.classes import find_classes
+from compss_train.data.columns import column_groups
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, TableReader, as_reader
 from compss_train.data.readers import images as image_files
 from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
-from compss_train.data.tables import column_groups, find_classes
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]

@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from compss_train._utils.validation import check_count
 from compss_train.data.arrow_rows import arrow_rows
+from compss_train.data.collating import Collate
+from compss_train.data.frames import is_frame
 from compss_train.data.order import even_parts
-from compss_train.data.sample_reading import Collate, Keys, MapReader, Roles, SampleReader
+from compss_train.data.sample_reading import MapReader, SampleReader
+from compss_train.data.sample_roles import Keys, Roles
 from compss_train.data.streams import StreamReader
-from compss_train.data.tables import is_frame
 from compss_train.data.values import is_grouped
 
 

@@ -11,15 +11,9 @@ from typing import Any, ClassVar
 from torch.utils.data import IterableDataset
 
 from compss_train._utils.private_names import WorkerInfo, worker_info
-from compss_train.data.sample_reading import (
-    Collate,
-    ReadBatch,
-    Reseed,
-    Roles,
-    Rows,
-    SampleReader,
-    batch_of,
-)
+from compss_train.data.collating import Collate
+from compss_train.data.sample_reading import ReadBatch, Reseed, Rows, SampleReader, batch_of
+from compss_train.data.sample_roles import Roles
 
 _END = object()
 

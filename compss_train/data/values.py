@@ -3,8 +3,9 @@
 Arrays, files, data sets, sequences and senders pass ``check_values`` and ``check_dtype``.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
+from numbers import Number
 from typing import Any, TypeVar
 
 import numpy as np
@@ -156,3 +157,11 @@ def tensor_of(value: Any) -> torch.Tensor:
             f"no tensor can hold this {type(value).__name__}: {error}; give numbers, and "
             "integers below 2**63"
         ) from error
+
+
+def holds_numbers(values: Sequence[Any]) -> bool:
+    """Return whether a sequence holds numbers, or lists of numbers."""
+    return all(
+        isinstance(value, Number) or (isinstance(value, list) and holds_numbers(value))
+        for value in values
+    )

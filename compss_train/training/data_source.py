@@ -14,10 +14,13 @@ import torch
 
 from compss_train._utils.nested import leaves, places, template_of
 from compss_train._utils.validation import warn_user
-from compss_train.data import BlockedTensor, FileDataset, locations, tables
+from compss_train.data import BlockedTensor, FileDataset, locations
 from compss_train.data.block import Block, as_tensor
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
+from compss_train.data.coding import Coding, classes_key, columns_key, plain_classes
 from compss_train.data.columns import SINGLE, ColumnStructure, columns_of
+from compss_train.data.conversions import codes_note, conversion_note, integers_remark
+from compss_train.data.frames import frame_as_array, is_frame
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
@@ -60,7 +63,7 @@ class DataSource:
     """What users of a fit should know about conversions of their data."""
     remarks: tuple[str, ...] = ()
     """The conversions that most users want."""
-    coding: tables.Coding = field(default_factory=dict)
+    coding: Coding = field(default_factory=dict)
     """What the numbers mean, which is the same in all data of a network."""
 
     @cached_property
@@ -235,7 +238,7 @@ def as_data_source(
     columns |= more
     notes = list[str]()
     remarks = list[str]()
-    coding = tables.Coding()
+    coding = Coding()
     indexes = dict[str, Any]()
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
@@ -244,8 +247,8 @@ def as_data_source(
             raise TypeError(
                 f"a {type(value).__name__} holds samples and targets; give it as x, without y"
             )
-        if tables.is_frame(value):
-            frame = tables.frame_as_array(value, name, floats())
+        if is_frame(value):
+            frame = frame_as_array(value, name, floats())
             columns[name] = frame.array
             notes = notes + frame.notes
             remarks = remarks + frame.remarks
@@ -335,16 +338,14 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     own = dataset.layout or {}
     now = converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
-    notes = (
-        [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
-    )
+    notes = [conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
     remarks = []
     for key, columns in getattr(dataset.reader, "groups", {}).items():
         if key in keys and np.dtype(dtype := now[key].dtype).kind == "f":
             codes = [column for column in columns if column in dataset.classes]
             integers = [column for column in columns if column in dataset.integers]
-            notes += [tables.codes_note(codes, key, dtype)] if codes else []
-            remarks += [tables.integers_remark(integers, key, dtype)] if integers else []
+            notes += [codes_note(codes, key, dtype)] if codes else []
+            remarks += [integers_remark(integers, key, dtype)] if integers else []
     return DataSource(
         dataset=converted,
         keys=keys,
@@ -355,25 +356,25 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     )
 
 
-def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> tables.Coding:
+def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> Coding:
     """Return what the numbers in files mean, in the words for frames: either may be compared with
     the other.
     """
-    coding = tables.Coding()
+    coding = Coding()
     for name, key in zip([*places(dataset.x, "x"), *places(dataset.y, "y")], keys, strict=False):
         columns = getattr(dataset.reader, "groups", {}).get(key)
         if columns is not None:
-            coding[tables.columns_of(name)] = tuple(columns)
+            coding[columns_key(name)] = tuple(columns)
         for column in (key,) if columns is None else columns:
             if (classes := dataset.classes.get(column)) is not None:
-                coding[tables.classes_of(name, None if columns is None else column)] = (
-                    tables.plain_classes(classes)
+                coding[classes_key(name, None if columns is None else column)] = plain_classes(
+                    classes
                 )
     return coding
 
 
 def check_same_coding(
-    training: tables.Coding, data: DataSource, name: str, before: str = "the training data"
+    training: Coding, data: DataSource, name: str, before: str = "the training data"
 ) -> None:
     """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than
     ``before``.

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block_passes import Batching, BlockPass
+from compss_train.data.conversions import conversion_note
 from compss_train.data.order import even_parts
 from compss_train.data.remote_block import RemoteBlock
 from compss_train.data.sample_reading import SampleReader
-from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.nodes import ONE_CPU

@@ -16,8 +16,8 @@ import torch
 
 from compss_train._utils.nested import leaves
 from compss_train._utils.validation import warn_user
+from compss_train.data.coding import Coding
 from compss_train.data.partitioning import epochs_of_rounds
-from compss_train.data.tables import Coding
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
 from compss_train.reports.history import line_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import check_seed
-from compss_train.data.tables import Coding
+from compss_train.data.coding import Coding
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
 from compss_train.reports.history import History

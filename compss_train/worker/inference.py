@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves
-from compss_train.data.sample_reading import PredictionCollate
+from compss_train.data.collating import PredictionCollate
 from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator

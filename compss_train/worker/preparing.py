@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from compss_train._utils.nested import leaves, map_leaves
+from compss_train.data.collating import collate_batch
 from compss_train.data.order import transform_seed
 from compss_train.data.ragged import Ragged
-from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
+from compss_train.data.sample_reading import Reseed, SampleReader
 from compss_train.model.devices import random_state, seed_generators
 from compss_train.model.losses import IGNORE_INDEX
 from compss_train.model.training_spec import ModelReplica

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import Ragged, Samples
-from compss_train.data import tables
+from compss_train.data.classes import MAX_CLASSES, class_codes, find_classes
+from compss_train.data.frames import frame_as_array
 from compss_train.training.data_source import as_data_source
 
 FRAME = pd.DataFrame(
@@ -27,14 +28,14 @@ NUMBERS = np.array([[30, 1.7, 1, 1], [41, 1.8, 0, 0], [52, 1.6, 1, 1]])
 
 
 def array_of(frame):
-    return tables.frame_as_array(frame, "x", "float32")[0]
+    return frame_as_array(frame, "x", "float32")[0]
 
 
 @given(st.lists(st.text(max_size=3), min_size=1))
 def test_codes_name_the_values_again(strings):
-    classes = tables.find_classes("c", strings)
+    classes = find_classes("c", strings)
     different, places = np.unique(np.array(strings, object), return_inverse=True)
-    codes = tables.class_codes("c", list(different), places, classes)
+    codes = class_codes("c", list(different), places, classes)
     assert codes.dtype == np.int64
     assert [classes[code] for code in codes] == strings
     assert list(classes) == sorted(classes)
@@ -43,7 +44,7 @@ def test_codes_name_the_values_again(strings):
 @pytest.mark.parametrize("frame", [FRAME, NULLABLE], ids=["numpy", "nullable"])
 @pytest.mark.parametrize("floats", ["float32", "float64", None])
 def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
-    array, notes, remarks, _ = tables.frame_as_array(frame, "x", floats)
+    array, notes, remarks, _ = frame_as_array(frame, "x", floats)
     assert array.dtype == (floats or "float64")
     np.testing.assert_array_equal(array, NUMBERS.astype(array.dtype))
     *converted, codes = notes
@@ -59,7 +60,7 @@ def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
         f"the integers of 'age' in x become {array.dtype}, like the numbers beside them"
     )
     assert integers.endswith("as in x={'numbers': ..., 'codes': frame[['age']]}")
-    assert tables.frame_as_array(frame[["age", "kind"]], "x", floats)[1:3] == ([], [])
+    assert frame_as_array(frame[["age", "kind"]], "x", floats)[1:3] == ([], [])
 
 
 @pytest.mark.parametrize("pack", [tuple, list, lambda parts: dict(zip("ab", parts, strict=True))])
@@ -74,10 +75,8 @@ def test_frames_may_be_parts_of_several_inputs(pack):
 
 
 WRONG = {
-    "10,000 different values in 'id'": lambda: tables.find_classes(
-        "id", map(str, range(tables.MAX_CLASSES + 1))
-    ),
-    "(int, str) in 'id'": lambda: tables.find_classes("id", ["a", 1]),
+    "10,000 different values in 'id'": lambda: find_classes("id", map(str, range(MAX_CLASSES + 1))),
+    "(int, str) in 'id'": lambda: find_classes("id", ["a", 1]),
     "lacks a value in 'height', the first in row 1": FRAME.assign(height=[1, None, 2]),
     "lacks a value in 'kind'": FRAME.assign(kind=pd.Categorical(["a", None, "b"])),
     "holds str values in 'name'": FRAME.assign(name=list("abc")),
@@ -111,7 +110,7 @@ def test_frames_of_polars_are_those_of_pandas():
         ["b", "a", "b"],
     ):  # polars counts on from what it has read before
         kinds = polars.Series("kind", values, dtype=polars.Categorical)
-        read = tables.frame_as_array(kinds, "y", None)
+        read = frame_as_array(kinds, "y", None)
         assert (read.array.tolist(), read.coding) == (
             [sorted({*values}).index(value) for value in values],
             {"the classes of y": tuple(sorted({*values}))},

@@ -14,7 +14,8 @@ from compss_train import (
     Ragged,
     write_files,
 )
-from compss_train.data.sample_reading import Roles, batch_of
+from compss_train.data.sample_reading import batch_of
+from compss_train.data.sample_roles import Roles
 from compss_train.data.samples import Samples
 from compss_train.data.values import signed
 from compss_train.online.sender import as_sample

@@ -13,12 +13,13 @@ from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
-from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples, tables
+from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples
 from compss_train.data.block import as_block
 from compss_train.data.blocked import as_blocked
+from compss_train.data.coding import columns_key
 from compss_train.data.columns import columns_of
+from compss_train.data.frames import frame_as_array, is_frame
 from compss_train.data.locations import suffix_of
-from compss_train.data.tables import is_frame
 from compss_train.training.data_source import as_data_source, holds_targets
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
@@ -179,9 +180,7 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     kept = [name for name, column in columns.items() if is_frame(column) and name != "weight"]
     if {*kept} == {*columns} - {"weight"}:
         for name in kept:
-            if tables.frame_as_array(columns[name], name, None).coding.keys() - {
-                tables.columns_of(name)
-            }:
+            if frame_as_array(columns[name], name, None).coding.keys() - {columns_key(name)}:
                 raise ValueError(
                     f"blocks={grid!r} cuts arrays, and {name} is a "
                     f"{type(columns[name]).__name__} with categories: leave blocks out, or give "

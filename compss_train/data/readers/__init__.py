@@ -8,16 +8,14 @@ from typing import Any
 
 from compss_train.data.locations import is_folder, is_remote, suffix_of
 from compss_train.data.readers.arrays import NpyReader, NpzReader, TorchReader
+from compss_train.data.readers.arrow import ArrowReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
+from compss_train.data.readers.csv import CsvReader
 from compss_train.data.readers.hdf5 import Hdf5Reader
 from compss_train.data.readers.images import SUFFIXES, ImageFolderReader
-from compss_train.data.readers.table import (
-    ArrowReader,
-    CsvReader,
-    JsonReader,
-    ParquetReader,
-    TableReader,
-)
+from compss_train.data.readers.json_lines import JsonReader
+from compss_train.data.readers.parquet import ParquetReader
+from compss_train.data.readers.table import TableReader
 
 __all__ = [
     "READERS",

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils import imports
+from compss_train.data.conversions import check_complete
 from compss_train.data.layout import FileContentError
 from compss_train.data.locations import open_binary, openable
 from compss_train.data.readers.arrays import ArraysReader
 from compss_train.data.readers.base import select_keys
-from compss_train.data.tables import check_complete
 
 _ATTRIBUTES: dict[str, int | None] = dict.fromkeys(
     ("scale_factor", "add_offset", "valid_min", "valid_max"), 1

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.data import locations, tables
+from compss_train.data import locations
+from compss_train.data.classes import class_codes
 from compss_train.data.layout import CONTENT_ERRORS, Description, Field, FileContentError, Layout
 from compss_train.data.readers.base import Arrays, Reader, select_keys
 from compss_train.exceptions import BadFileError
@@ -197,7 +198,7 @@ class ImageFolderReader(Reader):
         if "y" in chosen:
             classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
             found = list(map(_class_of, names))
-            arrays["y"] = tables.class_codes("y", found, np.arange(len(names)), classes, start)
+            arrays["y"] = class_codes("y", found, np.arange(len(names)), classes, start)
         return {key: arrays[key] for key in chosen if key in arrays}, number, bad
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import BadFileError, FileDataset
-from compss_train.data import tables
+from compss_train.data.classes import MAX_CLASSES
 from compss_train.data.readers import CsvReader
+from compss_train.data.text_columns import no_number
 from tests.data.readers.formats import in_every, names, same
 from tests.data.readers.table_files import TABLES, TYPED, pa
 from tests.data.readers.test_table import read_all
@@ -135,16 +136,16 @@ def test_numbers_that_are_text_are_no_classes(tmp_path, form, options, values, r
     ids=str,
 )
 def test_words_and_names_of_classes_are_classes(values):
-    assert tables.no_number(values) is None
+    assert no_number(values) is None
 
 
 def test_a_value_is_named_with_its_file_and_row(tmp_path):
     paths = written(tmp_path, [["1", "2"], ["3", "oops", "4"]])
     with names(paths[1], "holds 'oops' in 'y', in row 1, where most values are numbers"):
         FileDataset(paths)
-    paths = written(tmp_path, [[*map(str, range(tables.MAX_CLASSES)), "?"]])
+    paths = written(tmp_path, [[*map(str, range(MAX_CLASSES)), "?"]])
     with names(
-        paths[0], rf"holds '\?' in 'y', in row {tables.MAX_CLASSES}, where most values are numbers"
+        paths[0], rf"holds '\?' in 'y', in row {MAX_CLASSES}, where most values are numbers"
     ):
         FileDataset(paths)
 

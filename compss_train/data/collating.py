@@ -1,0 +1,155 @@
+"""How samples become a batch: stacked, or by the function ``collate`` of a user."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from compss_train._utils.nested import leaves, map_leaves
+from compss_train.data.block import as_tensor
+from compss_train.data.layout import quote_names
+from compss_train.data.ragged import Ragged
+from compss_train.data.values import check_dtype, check_values, holds_numbers, signed, tensor_of
+
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
+
+def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return x and y of a batch that the function ``collate`` of ``build`` makes of samples.
+
+    It gets a list of (x, y), or of x without targets, and must return a batch of the same kind.
+    Raises ``TypeError`` for other results.
+    """
+    if pairs[0][1] is None:
+        return _in_tensors(collate([x for x, _ in pairs])), None
+    if isinstance(collate, PredictionCollate):
+        collate = collate.collate
+    made = collate(pairs)
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise TypeError(
+            f"collate returned a {type(made).__name__} for a list of (x, y); return two parts, "
+            "as (x, y)"
+        )
+    return _in_tensors(made[0]), _in_tensors(made[1])
+
+
+def _in_tensors(made: Any) -> Any:
+    """Return what ``collate`` made; raise ``TypeError`` for arrays in it, of which no network takes
+    any.
+    """
+    if any(isinstance(part, np.ndarray) for part in leaves(made)):
+        raise TypeError(
+            "collate returned a numpy array: return tensors, as torch.from_numpy(array)"
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class PredictionCollate:
+    """``build``'s ``collate`` in prediction: called with samples without y, it returns x of the
+    batch.
+
+    ``collate`` gets (x, y) as in training, with a tensor of zero in place of y, a number or a
+    sequence of one; a function that takes neither gets x alone.
+    """
+
+    collate: Collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return x of the batch; raise the error for (x, y), with a note on the others, if all
+        fail.
+        """
+        failures: list[Exception] = []
+        for shape in ((), (1,)):
+            pairs = [(x, torch.zeros(shape, dtype=torch.int64)) for x in samples]
+            try:
+                return collate_pairs(self.collate, pairs)[0]
+            except Exception as error:
+                failures.append(error)
+        try:
+            return self.collate(samples)
+        except Exception as error:
+            failures[0].add_note(
+                "predict has no y: collate was called with a list of (x, y), with zeros in place "
+                f"of y, and then with a list of x, which also failed ({type(error).__name__}: "
+                f"{error}); let it take one of these"
+            )
+            raise failures[0] from None
+        finally:
+            failures.clear()  # the frames of its errors would keep the batch
+
+
+def collate_batch(collate: Collate, x: Any, y: Any, samples: int) -> tuple[Any, Any]:
+    """Return x and y of a batch that ``build``'s ``collate`` makes from the rows of x and y,
+    ``samples`` in all.
+    """
+
+    def sample(part: Any, number: int) -> Any:
+        return None if part is None else map_leaves(lambda leaf: leaf[number], part)
+
+    return collate_pairs(
+        collate, [(sample(x, number), sample(y, number)) for number in range(samples)]
+    )
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Return samples as one tensor with a row for each, or tuples, lists and dicts of such tensors.
+
+    Python floats, also in lists, become torch's default dtype. Sequences that differ in length are
+    returned as ``Ragged``.
+
+    Raises ``TypeError`` for values that are not numbers, ``ValueError`` for shapes that differ
+    otherwise.
+    """
+    first = values[0]
+    if isinstance(first, Mapping):
+        for value in values:
+            if value.keys() != first.keys():
+                raise ValueError(
+                    f"samples of a batch have different parts, {quote_names(first)} and "
+                    f"{quote_names(value)}: give each the same, or name those to use with "
+                    "Samples(dataset, x=..., y=...)"
+                )
+        return {name: stacked([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple | list) and not holds_numbers(first):
+        columns = [stacked(column) for column in zip(*values, strict=True)]
+        return tuple(columns) if isinstance(first, tuple) else columns
+    if isinstance(first, Number) and not isinstance(first, np.generic):
+        return tensor_of(values)
+    tensors = [_as_tensor(value) for value in values]
+    if len({each.shape for each in tensors}) == 1:
+        return torch.stack(tensors)
+    if len({each.shape[1:] for each in tensors}) == 1:
+        return Ragged(tensors)
+    shapes = ", ".join(map(str, list(dict.fromkeys(tuple(each.shape) for each in tensors))[:3]))
+    raise ValueError(
+        f"the samples of a batch have shapes that differ, such as {shapes}: resize or pad them "
+        "in the data set, or give Samples(dataset, collate=...), a function that makes a batch "
+        "of a list of samples"
+    )
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor | np.ma.MaskedArray) or hasattr(value, "nnz"):
+        check_values("a part of a sample", value)
+    if isinstance(value, torch.Tensor):
+        return signed(value.detach().cpu())
+    if isinstance(value, list) and holds_numbers(value):
+        return tensor_of(value)
+    array = np.asarray(value)  # of an image, too
+    if array.dtype.kind not in "biufc":
+        kind = type(value).__name__
+        described = (
+            f"the {kind} {value!r}"[:80]
+            if isinstance(value, str)
+            else (f"a {kind} of dtype {array.dtype}")
+        )
+        raise TypeError(
+            f"a sample holds {described}, which is not a number; convert it in the data set, "
+            "leave it out with Samples(dataset, x=..., y=...), or give collate="
+        )
+    check_dtype(array.dtype)
+    return as_tensor(signed(array))
