@@ -1,13 +1,12 @@
-"""The history in checkpoints: files of JSON lines that never change, which several checkpoints
-share.
+"""The history in checkpoints: files of JSON lines that several checkpoints share.
 
-A checkpoint has all records in such files, but for the last one, which callbacks may still change:
-that is in its state. It gets the files of an earlier one as hard links, and its new records in one
-more, into which it merges the last files that are not longer, as a log-structured merge tree does
-(O'Neil et al., 1996). Of n records, each is therefore written ``1 + log2(LONGEST) / 2`` times on
-average, however large n is, and a checkpoint has about ``log2(LONGEST) + n / LONGEST`` files. Each
-checkpoint is a whole without the others: any may be removed, copied, or resumed from. Where there
-are no hard links, each has files of its own.
+The files never change. A checkpoint has all records in them but the last one, which callbacks may
+still change: that is in its state. It gets the files of an earlier one as hard links, and its new
+records in one more, into which it merges the last files that are not longer, as a log-structured
+merge tree does (O'Neil et al., 1996). Of n records, each is therefore written
+``1 + log2(LONGEST) / 2`` times on average, however large n is, and a checkpoint has about
+``log2(LONGEST) + n / LONGEST`` files. Each checkpoint is a whole without the others: any may be
+removed, copied, or resumed from. Where there are no hard links, each has files of its own.
 """
 
 import hashlib
@@ -34,9 +33,9 @@ class HistoryFile(NamedTuple):
     sha256: str
 
 
-def file_name(first: int) -> str:
+def file_name(first_round: int) -> str:
     """Return the name of the file whose first record is that of this round."""
-    return f"history-{first:06d}.jsonl"
+    return f"history-{first_round:06d}.jsonl"
 
 
 class SharedHistory:
@@ -48,48 +47,37 @@ class SharedHistory:
         self._last: Record = {}
         """The last record in them."""
         self._emptied = 0
-        """The number of first records that have no worker entries any more, although their files
-        may have.
-        """
+        """How many first records have lost their worker entries, which their files may have."""
         self._source: tuple[Path, int] | None = None
         """The last checkpoint and when its folder last changed; ``None`` if it is incomplete."""
 
     def write(self, folder: Path, history: Sequence[Record], disk: Disk = DISK) -> dict[str, Any]:
-        """Write the history to files of a folder; return what ``read_history`` needs besides
-        them.
-        """
+        """Write the history to files of a folder; return what ``read_history`` needs as well."""
         end = max(0, len(history) - 1)
         source = self._unchanged_source(history)
         self._source = None
-        files = [] if source is None else self._files
-        new = end - sum(file.records for file in files)
-        kept = len(files)
-        while new and kept and files[kept - 1].records <= new <= LONGEST - files[kept - 1].records:
-            kept -= 1
-            new += files[kept].records
+        files = _planned_files([] if source is None else self._files, end)
         self._files = []
-        first = 0
-        for file in [*files[:kept], *([HistoryFile(new, "")] if new else [])]:
-            path = folder / file_name(first)
-            stop = first + file.records
-            shared = source is not None and file.sha256 and _linked(source / path.name, path, disk)
-            self._files.append(file if shared else _written(path, history[first:stop], disk))
-            first = stop
+        start = 0
+        for file in files:
+            path = folder / file_name(start)
+            stop = start + file.records
+            is_linked = source and file.sha256 and _linked(source / path.name, path, disk)
+            self._files.append(file if is_linked else _written(path, history[start:stop], disk))
+            start = stop
         self._last = history[end - 1] if end else {}
-        self._emptied = 0 if source is None else self._emptied
+        if source is None:
+            self._emptied = 0
         while self._emptied < end and not history[self._emptied].get("workers"):
             self._emptied += 1
-        rest = [strict_json.loads(line_of(record)) for record in history[end:]]
         return {
             "files": [file.sha256 for file in self._files],
             "emptied": self._emptied,
-            "rest": rest,
+            "rest": [strict_json.loads(line_of(record)) for record in history[end:]],
         }
 
     def completed(self, folder: Path) -> None:
-        """Let the next checkpoint share the files of this one, which is complete and has its final
-        name.
-        """
+        """Let the next checkpoint share the files of this one, which now has its final name."""
         with suppress(OSError):
             self._source = folder, folder.stat().st_mtime_ns
 
@@ -100,26 +88,39 @@ class SharedHistory:
             return None
         if number and not _same(history[number - 1], self._last):
             return None
+        folder, changed_at = self._source
         with suppress(OSError):
-            return (
-                self._source[0] if self._source[0].stat().st_mtime_ns == self._source[1] else None
-            )
+            if folder.stat().st_mtime_ns == changed_at:
+                return folder
         return None
 
 
-def _same(record: Record, other: Record) -> bool:
-    """Return whether records are of the same round: when it ended is unique, and stays when entries
-    are emptied.
+def _planned_files(shared: Sequence[HistoryFile], end: int) -> list[HistoryFile]:
+    """Return the files for the first ``end`` records: some shared ones, and a new one.
+
+    The new one, without a checksum, also gets the records of the last files that are not longer.
     """
+    kept = len(shared)
+    new_records = end - sum(file.records for file in shared)
+    while new_records and kept:
+        records = shared[kept - 1].records
+        if records > new_records or new_records + records > LONGEST:
+            break
+        kept -= 1
+        new_records += records
+    new_files = [HistoryFile(new_records, "")] if new_records else []
+    return [*shared[:kept], *new_files]
+
+
+def _same(record: Record, other: Record) -> bool:
+    """Return whether records are of the same round: no two rounds ended at the same time."""
     return record is other or ("ended" in record and record["ended"] == other.get("ended"))
 
 
-def _linked(old: Path, new: Path, disk: Disk) -> bool:
-    """Link a file; return ``False`` if it is gone, or the file system has no hard links or no more
-    of this file.
-    """
+def _linked(source: Path, target: Path, disk: Disk) -> bool:
+    """Link a file; return ``False`` if it is gone, or the file system allows no further link."""
     with suppress(OSError):
-        disk.link(old, new)
+        disk.link(source, target)
         return True
     return False
 

@@ -1,5 +1,4 @@
-"""Total shuffles: tasks cut blocks into pieces, one for each group of workers that needs some of a
-block's rows.
+"""Total shuffles: tasks cut blocks into pieces, one for each group that needs some of the rows.
 
 Without pieces, every task would receive nearly all blocks, for a few rows of each.
 """
@@ -20,9 +19,7 @@ from compss_train.training.data_source import PublishedData
 from compss_train.worker.source import split_rows
 
 LEAST_CHUNKS = 16
-"""Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in
-memory.
-"""
+"""Minimum number of tasks that cut blocks: each holds at most a sixteenth of the data in memory."""
 
 MOST_PIECES = 64
 """Maximum average number of pieces that a worker receives; ``LEAST_CHUNKS`` takes precedence."""
@@ -30,10 +27,9 @@ MOST_PIECES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """What a task cuts from a chunk, some consecutive blocks: a piece for each group that needs
-    some of its rows.
+    """What a task cuts from a chunk: a piece for each group that needs some of its rows.
 
-    In a total shuffle this replaces tasks that would read whole blocks to get at some rows.
+    A chunk is some consecutive blocks.
     """
 
     rows: NDArray[Any]
@@ -55,9 +51,7 @@ class GroupSamples:
     blocks: tuple[int, ...] = ()
     """The numbers of the blocks; empty for pieces."""
     starts: tuple[int, ...] = ()
-    """Number of the first sample of each block or piece if passes list their samples; else
-    empty.
-    """
+    """Number of the first sample of each block or piece; empty unless passes list samples."""
 
 
 def cut_blocks(
@@ -70,38 +64,38 @@ def cut_blocks(
     pieces would be many copies of the data.
     """
     samples = [samples_of(share) for share in shares]
-    blocks = len(data.starts)
-    slots = data.engine.slots(Resources())
-    most = max(LEAST_CHUNKS, MOST_PIECES * sum(map(len, shares)) // len(shares))
-    chunks = [
-        range(*bounds)
-        for bounds in even_parts(blocks, min(blocks, max(LEAST_CHUNKS, 2 * slots), most))
-    ]
-    pieces_of_chunks, numbers_of_groups = cut_into_pieces(
-        samples, [data.starts[chunk.start] for chunk in chunks]
-    )
+    workers = sum(map(len, shares))
+    chunks = _chunks(data, most=max(LEAST_CHUNKS, MOST_PIECES * workers // len(shares)))
+    chunk_starts = [data.starts[chunk.start] for chunk in chunks]
+    pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, chunk_starts)
     rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
-    if 2 * rows > sum(map(bool, map(len, samples))) * data.source.number_samples:
+    groups_with_samples = sum(len(numbers) > 0 for numbers in samples)
+    if 2 * rows > groups_with_samples * data.source.number_samples:
         return []
     refs: list[list[Ref]] = [[] for _ in shares]
     sizes: list[list[int]] = [[] for _ in shares]
     for chunk, pieces in zip(chunks, pieces_of_chunks, strict=True):
-        made = _split(data, chunk, pieces)
-        for group, ref, size in zip(
-            pieces.groups, made, np.diff(pieces.bounds).tolist(), strict=True
-        ):
+        piece_refs = _split(data, chunk, pieces)
+        piece_sizes = np.diff(pieces.bounds).tolist()
+        for group, ref, size in zip(pieces.groups, piece_refs, piece_sizes, strict=True):
             refs[group].append(ref)
             sizes[group].append(size)
     return [
         GroupSamples(
-            values,
-            _renumbered(share, numbers),
-            starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else (),
+            refs[group],
+            _renumbered(share, numbers_of_groups[group]),
+            starts=tuple(accumulate(sizes[group][:-1], initial=0)) if sizes[group] else (),
         )
-        for share, numbers, values, lengths in zip(
-            shares, numbers_of_groups, refs, sizes, strict=True
-        )
+        for group, share in enumerate(shares)
     ]
+
+
+def _chunks(data: PublishedData, most: int) -> list[range]:
+    """Return the blocks of each task that cuts some; there are ``most`` tasks at most."""
+    blocks = len(data.starts)
+    slots = data.engine.slots(Resources())
+    number = min(blocks, max(LEAST_CHUNKS, 2 * slots), most)
+    return [range(start, stop) for start, stop in even_parts(blocks, number)]
 
 
 def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
@@ -110,18 +104,17 @@ def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
     first = data.starts[chunk.start]
     number = len(pieces.groups)
     starts = [data.starts[block] - first for block in chunk]
-    made = data.engine.submit(
+    refs = data.engine.submit(
         split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number
     )
-    return list(made) if number > 1 else [made]
+    return list(refs) if number > 1 else [refs]
 
 
 def samples_of(assignments: Iterable[WorkerAssignment]) -> NDArray[Any]:
     """Return the numbers of the samples that a total shuffle gives to workers, in their order."""
     passes = chain.from_iterable(assignments)
-    numbers = [
-        block_pass.sample_numbers for block_pass in passes if block_pass.sample_numbers is not None
-    ]
+    listed = (block_pass.sample_numbers for block_pass in passes)
+    numbers = [samples for samples in listed if samples is not None]
     if len(numbers) == 1:
         return numbers[0]
     return np.concatenate(numbers) if numbers else np.empty(0, np.int64)
@@ -130,18 +123,15 @@ def samples_of(assignments: Iterable[WorkerAssignment]) -> NDArray[Any]:
 def _renumbered(
     assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]
 ) -> list[WorkerAssignment]:
-    """Return the assignments of the workers with samples, with ``numbers`` in place of the sample
-    numbers.
-    """
+    """Return the assignments of workers with other numbers of their samples."""
     renumbered = []
     start = 0
     for assignment in assignments:
         passes = []
         for block_pass in assignment:
-            passes.append(
-                replace(block_pass, sample_numbers=numbers[start : start + block_pass.size])
-            )
-            start += block_pass.size
+            stop = start + block_pass.size
+            passes.append(replace(block_pass, sample_numbers=numbers[start:stop]))
+            start = stop
         renumbered.append(tuple(passes))
     return renumbered
 
@@ -149,30 +139,28 @@ def _renumbered(
 def cut_into_pieces(
     samples: Sequence[NDArray[Any]], chunk_starts: Sequence[int]
 ) -> tuple[list[Pieces], list[NDArray[Any]]]:
-    """Return the pieces of each chunk for groups that train on these samples, and the samples' new
-    numbers.
+    """Return the pieces of each chunk for groups with these samples, and their new numbers.
 
     Chunks begin at the samples ``chunk_starts``. The new numbers, for each group, are the positions
     of its samples among the rows of its pieces, chunk after chunk.
     """
-    flat = np.concatenate([*samples, np.empty(0, np.int64)])
-    lengths = [len(each) for each in samples]
-    limit = int(flat.max(initial=0)) + 1
+    all_samples = np.concatenate([*samples, np.empty(0, np.int64)])
+    lengths = [len(numbers) for numbers in samples]
+    limit = int(all_samples.max(initial=0)) + 1
     owners = np.repeat(np.arange(len(samples)), lengths)
     # Each sample once a group, although a group may pass over it several times; group after group.
-    distinct, numbers = np.unique(owners * limit + flat, return_inverse=True)
-    groups, kept = np.divmod(distinct, limit)
+    distinct, numbers = np.unique(owners * limit + all_samples, return_inverse=True)
+    groups, distinct_samples = np.divmod(distinct, limit)
     numbers = numbers.reshape(-1) - np.searchsorted(groups, owners)
     starts = np.asarray(chunk_starts)
-    chunk = np.searchsorted(starts, kept, side="right") - 1
-    order = np.argsort(chunk, kind="stable")
-    rows = kept[order] - starts[chunk[order]]
+    chunks = np.searchsorted(starts, distinct_samples, side="right") - 1
+    order = np.argsort(chunks, kind="stable")
+    chunks = chunks[order]
     groups = groups[order]
-    chunk = chunk[order]
+    rows = distinct_samples[order] - starts[chunks]
     pieces = []
-    for first, stop in pairwise(np.searchsorted(chunk, np.arange(len(starts) + 1))):
-        begins = first + np.flatnonzero(np.diff(groups[first:stop], prepend=-1))
-        pieces.append(
-            Pieces(rows[first:stop], np.append(begins, stop) - first, groups[begins].tolist())
-        )
+    for start, stop in pairwise(np.searchsorted(chunks, np.arange(len(starts) + 1))):
+        piece_starts = start + np.flatnonzero(np.diff(groups[start:stop], prepend=-1))
+        bounds = np.append(piece_starts, stop) - start
+        pieces.append(Pieces(rows[start:stop], bounds, groups[piece_starts].tolist()))
     return pieces, np.split(numbers, np.cumsum(lengths)[:-1])
