@@ -1,6 +1,4 @@
-"""``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks
-found.
-"""
+"""``Inference``: submits the tasks of evaluation and prediction, and warns of what they found."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,17 +44,14 @@ VALIDATION = "validation_data"
 """Describes evaluations on the validation data in errors."""
 
 INFERENCE_FILES = 2
-"""Maximum number of files in memory during evaluation and prediction: one is read while the other
-is used.
-"""
+"""Maximum number of files in memory during inference: one is read while the other is used."""
 
 
 class Inference:
-    """Submits the evaluation and prediction tasks of one data set, by default in its own or in
-    large batches.
+    """Submits the evaluation and prediction tasks of one data set.
 
-    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use; ``name`` is what
-    errors call the evaluation.
+    ``batch_size`` is by default the data's own, or large. ``on_cpu`` gives each task a CPU,
+    whatever devices the session's workers use; ``name`` is what errors call the evaluation.
     """
 
     def __init__(
@@ -68,108 +63,103 @@ class Inference:
         on_cpu: bool = False,
         name: str = "",
     ) -> None:
-        self.engine, self.data = session.engine, PublishedData(session.engine, source)
-        self._resources = ONE_CPU if on_cpu else session.resources
-        blocks = len(source.sizes)
+        self.engine = session.engine
+        self.data = PublishedData(session.engine, source)
+        self._resources = session.resources
+        devices = [session.device(worker) for worker in range(session.num_workers)]
+        if on_cpu:
+            self._resources = ONE_CPU
+            devices = [CPU]
         self._sizes = source.sizes
-        devices = (
-            [CPU] if on_cpu else [session.device(worker) for worker in range(session.num_workers)]
-        )
+        blocks = len(source.sizes)
         bounds = even_parts(blocks, min(len(devices), blocks))
         self._parts = [
-            (device, range(*part)) for device, part in zip(devices, bounds, strict=False)
+            (device, range(start, stop))
+            for device, (start, stop) in zip(devices, bounds, strict=False)
         ]
         """The blocks of each worker, with its device."""
         self._seconds = session.sample_seconds * source.number_samples / 3
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
-        size = batch_size or batch_size_for(source)
-        spec = session.model.built.training_spec.weightless()
         job = Job(
-            spec=spec,
+            spec=session.model.built.training_spec.weightless(),
             reader=source.reader,
-            batching=Batching(size=size),
+            batching=Batching(size=batch_size or batch_size_for(source)),
             structure=source.structure,
         )
         self._job = session.publish(job)
         self._name = name
-        self._tasks: dict[int, list[tuple[Any, ...]]] = {}
-        """The values and the work of each evaluation task, with the number of slots that they were
-        made for.
-        """
+        self._tasks: dict[int, list[tuple[list[Ref], list[Work]]]] = {}
+        """The values and the work of each evaluation task, by the slots that they suit."""
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
-        """Submit the evaluation of these parameters; return references to lists of the workers'
-        measurements.
-        """
+        """Submit an evaluation; return references to lists of the workers' measurements."""
         slots = 0 if self._resources.gpus else self.engine.slots(self._resources)
         if slots not in self._tasks:
-            seconds = self._seconds / len(self._parts)
-            groups = ranges_for_costs(
-                len(self._parts), slots, seconds, self.engine.traits.task_seconds
-            )
-            self._tasks = {
-                slots: [self._task_on(self._parts[group.start : group.stop]) for group in groups]
-            }
-        first = (self._job, parameters)
-        resources = self._resources
+            parts = len(self._parts)
+            task_seconds = self.engine.traits.task_seconds
+            groups = ranges_for_costs(parts, slots, self._seconds / parts, task_seconds)
+            tasks = [self._task_on(self._parts[group.start : group.stop]) for group in groups]
+            self._tasks = {slots: tasks}
         return [
-            self.engine.submit(evaluate, *first, *task, resources=resources)
-            for task in self._tasks[slots]
+            self.engine.submit(
+                evaluate, self._job, parameters, values, works, resources=self._resources
+            )
+            for values, works in self._tasks[slots]
         ]
 
     def _task_on(
         self, parts: Sequence[tuple[str, range]], **reading: Any
     ) -> tuple[list[Ref], list[Work]]:
-        """Return the values of a task on the blocks or files of several workers, and the work for
-        each of them.
-        """
-        blocks = [number for _, numbers in parts for number in numbers]
+        """Return the values of a task on the parts of several workers, and the work on each."""
+        blocks = tuple(number for _, numbers in parts for number in numbers)
         files = self.data.source.files_of(blocks)
         if files is not None:  # a reading thread holds one each
-            files = replace(files, file_buffer=max(INFERENCE_FILES, files.threads + 1), **reading)
-        return self.data.values(blocks), [
+            file_buffer = max(INFERENCE_FILES, files.threads + 1)
+            files = replace(files, file_buffer=file_buffer, **reading)
+        works = [
             Work(
                 block_passes=tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers),
                 device=device,
-                blocks=tuple(blocks),
+                blocks=blocks,
                 files=files,
                 name=self._name,
             )
             for device, numbers in parts
         ]
+        return self.data.values(blocks), works
 
     def try_first_batch(self, parameters: Parameters) -> None:
-        """Wait for a task that evaluates these parameters on one batch of samples, and raise its
-        errors.
-        """
+        """Wait for a task that evaluates one batch of samples, and raise its errors."""
         source = self.data.source
         device = self._parts[0][0]
-        works = [first_batch(source, 0, batch_size_for(source), name=self._name, device=device)]
-        first = self._job, self.engine.publish(parameters)
+        work = first_batch(source, 0, batch_size_for(source), name=self._name, device=device)
         ref = self.engine.submit(
-            evaluate, *first, self.data.values([0]), works, resources=self._resources
+            evaluate,
+            self._job,
+            self.engine.publish(parameters),
+            self.data.values([0]),
+            [work],
+            resources=self._resources,
         )
         self.engine.fetch([ref])
 
     def predict(self, parameters: Ref) -> Any:
-        """Predict and return the outputs of all samples in order, in the network's tuples, lists
-        and dicts.
+        """Return the outputs of all samples in order, in the network's tuples, lists and dicts.
 
         A file that cannot be read is always an error: every sample needs an output.
         """
         tasks = [self._task_on([part], skip=False) for part in self._parts]
-        first = (self._job, parameters)
-        resources = self._resources
         refs = [
-            self.engine.submit(predict, *first, values, work, resources=resources)
+            self.engine.submit(
+                predict, self._job, parameters, values, work, resources=self._resources
+            )
             for values, (work,) in tasks
         ]
         results = self.engine.fetch(refs)
         warn_of_problems([measured for _, measured in results], set())
         batches = [output for outputs, _ in results for output in outputs]
-        return rebuilt(
-            batches[0], [_joined(column) for column in zip(*map(leaves, batches), strict=True)]
-        )
+        columns = zip(*map(leaves, batches), strict=True)
+        return rebuilt(batches[0], [_joined(column) for column in columns])
 
 
 def batch_size_for(source: DataSource) -> int:
@@ -218,9 +208,7 @@ def first_batch(
 
 
 def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
-    """Return whether only tasks can evaluate the model on these samples: on GPUs, or where the
-    blocks are.
-    """
+    """Return whether only tasks can evaluate on these samples: on GPUs, or where blocks are."""
     blocks = chain.from_iterable(column.blocks() for column in source.columns.values())
     return built.num_gpu > 0 or any(isinstance(block, RemoteBlock) for block in blocks)
 
@@ -258,9 +246,7 @@ def inference(
 
 
 def _joined(outputs: Sequence[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
-    """Return the outputs of all batches; a list of samples if batches were padded to different
-    lengths.
-    """
+    """Return the outputs of all batches; a list of samples if their lengths differ."""
     if len({output.shape[1:] for output in outputs}) > 1:
         return [sample for output in outputs for sample in output]
     return np.concatenate(outputs)
@@ -271,22 +257,25 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
-    """Warn of problems that tasks found, except those in ``known``, which gets the new ones."""
-    found = [
-        f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()
-    ]
-    for dtypes in sorted({dtypes for part in measured for dtypes in part.conversions}):
+def warn_of_problems(measured: Sequence[Measured], known_problems: set[str]) -> None:
+    """Warn of problems that tasks found, except of known ones; new ones are known from now on."""
+    conversions = chain.from_iterable(part.conversions for part in measured)
+    for dtypes in sorted(set(conversions)):
         warn_once(conversion_note(*dtypes))
-    for message in (*found, *(message for part in measured for message in part.warnings)):
-        if message not in known:
-            known.add(message)
-            warn_user(message)
+    skipped = chain.from_iterable(part.skipped.items() for part in measured)
+    problems = [f"skipped {file} {reason}" for file, reason in skipped]
+    for part in measured:
+        problems += part.warnings
+    for problem in problems:
+        if problem not in known_problems:
+            known_problems.add(problem)
+            warn_user(problem)
 
 
 def validation_source(session: Session, validation_data: Any) -> DataSource:
-    """Return the source of ``validation_data``; raise ``TypeError`` unless it is (x, y), files or a
-    data set.
+    """Return the source of ``validation_data``.
+
+    Raises ``TypeError`` unless it is (x, y), files or a data set.
     """
     spec = session.model.built.training_spec
     spec.check_evaluable()
@@ -296,14 +285,15 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
             f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None "
             "if x is its own target, a FileDataset, a data set or a DataLoader"
         )
-    return as_data_source(pair[0], pair[1], session.num_workers, floats=spec.float_dtype)
+    x, y = pair
+    return as_data_source(x, y, session.num_workers, floats=spec.float_dtype)
 
 
 def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:
     """Evaluate a copy of the model on one batch of the validation data, in this process on the CPU.
 
-    Streams are left out, as some can be read once only. ``FitOfEpochs`` checks what only tasks can
-    evaluate.
+    Streams are left out, as some can be read once only. The run of the fit tries what only
+    tasks can evaluate.
     """
     if data.is_stream or is_for_tasks(data, model.built):
         return
