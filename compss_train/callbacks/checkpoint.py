@@ -97,11 +97,9 @@ class Checkpoint(Callback):
     @property
     def path(self) -> Path | None:
         """The latest checkpoint that was written or resumed from."""
-        return (
-            None
-            if self._last_written is None
-            else storage.checkpoint_path(self.folder, self._last_written)
-        )
+        if self._last_written is None:
+            return None
+        return storage.checkpoint_path(self.folder, self._last_written)
 
     def needs_state(self, number: int) -> bool:
         """Return whether a checkpoint may be due after round ``number``."""
@@ -134,24 +132,23 @@ class Checkpoint(Callback):
         # A program that was killed may have renamed a checkpoint without syncing the folder.
         self._disk.sync(self.folder)
         self._check_disk_space(trainer)
-        own = self._own_rounds(trainer)
-        if others := set(storage.list_checkpoints(self.folder)) - own:
+        rounds = self._rounds_of_run(trainer)
+        foreign = set(storage.list_checkpoints(self.folder)) - rounds
+        if foreign:
             if not self.overwrite:
                 raise FileExistsError(
                     f"{self._name} has checkpoints of another run, or of later rounds of this "
-                    f"one (round {max(others)}); call fit with resume=True to resume from them, "
+                    f"one (round {max(foreign)}); call fit with resume=True to resume from them, "
                     "or give Checkpoint another folder, or overwrite=True to remove them"
                 )
-            self._keep_only(own)
-        self._scan_rounds(trainer.history, own)
+            self._keep_only(rounds)
+        self._scan_rounds(trainer.history, rounds)
         self._last_state = self._last_written
         # Every other checkpoint shares files, so that damage to one leaves another good one.
         self._histories = deque(SharedHistory() for _ in range(min(2, self.keep)))
 
-    def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
-        """Return the rounds of this run's checkpoints in the folder, including those after a
-        resumed round.
-        """
+    def _rounds_of_run(self, trainer: TrainerProtocol) -> set[int]:
+        """Return the rounds of this run's checkpoints in the folder, also after a resumed one."""
         rounds = set(storage.list_checkpoints(self.folder))
         is_resumed = self._is_resumed
         self._is_resumed = False
@@ -166,29 +163,27 @@ class Checkpoint(Callback):
         return rounds if is_copy else {number for number in rounds if number < len(trainer.history)}
 
     def _is_same_run(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether the latest checkpoint and a history have rounds that ended at the same
-        times.
-        """
+        """Return whether the rounds of the latest checkpoint and of a history ended together."""
         try:
             saved = storage.read_latest_checkpoint(self.folder)[1]["history"]
         except BadCheckpointError:
             return False
         pairs = list(zip(saved, history, strict=False))
-        return bool(pairs) and all(one.get("ended") == other.get("ended") for one, other in pairs)
+        return bool(pairs) and all(
+            record.get("ended") == round_.get("ended") for record, round_ in pairs
+        )
 
-    def _scan_rounds(self, history: Sequence[Mapping[str, Any]], own: set[int]) -> None:
+    def _scan_rounds(self, history: Sequence[Mapping[str, Any]], rounds: set[int]) -> None:
         """Find the latest and the best of the run's checkpoints."""
         self.best_round = self._best_value = None
-        numbers = sorted(number for number in own if number < len(history))
+        numbers = sorted(number for number in rounds if number < len(history))
         self._last_written = numbers[-1] if numbers else None
         for number in numbers:
             if self.best in history[number]:
                 self._is_best(history[number])
 
     def _check_disk_space(self, trainer: TrainerProtocol) -> None:
-        """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first
-        round.
-        """
+        """Raise ``OSError`` if the disk or a quota has no space for a checkpoint."""
         needed = trainer.checkpoint_bytes()
         try:
             files.check_space(self.folder, needed)
@@ -211,9 +206,10 @@ class Checkpoint(Callback):
             self._write(trainer, record["round"])
 
     def _is_best(self, record: Mapping[str, Any]) -> bool:
-        if self.best is None or not is_better(
-            value := value_of(record, self.best), self._best_value, self.mode
-        ):
+        if self.best is None:
+            return False
+        value = value_of(record, self.best)
+        if not is_better(value, self._best_value, self.mode):
             return False
         self._best_value = value
         self.best_round = record["round"]
@@ -222,7 +218,8 @@ class Checkpoint(Callback):
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the last complete round unless it is written already, and release the lock."""
         number = trainer.history[-1]["round"] if trainer.history else 0
-        if (state := trainer.state_id) is not None and self._last_state != state:
+        state = trainer.state_id
+        if state is not None and self._last_state != state:
             self._write(trainer, number)
         elif trainer.history:
             self._prune(number)  # a killed program may have written it without pruning
@@ -252,8 +249,8 @@ class Checkpoint(Callback):
 
     def _prune(self, number: int) -> None:
         """Remove all checkpoints up to this round but those to keep."""
-        latest = [n for n in storage.list_checkpoints(self.folder) if n <= number][-self.keep :]
-        self._keep_only({*latest, self.best_round})
+        written = [saved for saved in storage.list_checkpoints(self.folder) if saved <= number]
+        self._keep_only({*written[-self.keep :], self.best_round})
 
     def _keep_only(self, numbers: Container[int | None]) -> None:
         storage.prune_checkpoints(self.folder, numbers, self._disk)

@@ -1,6 +1,4 @@
-"""Monitoring of a field of the records: its best value, and early stopping if it no longer
-improves.
-"""
+"""Monitoring of a field of the records: its best value, and early stopping."""
 
 import math
 from collections.abc import Mapping
@@ -32,8 +30,7 @@ _HIGHER = {
 
 
 def mode_of(monitor: str, mode: Mode | None) -> Mode:
-    """Return ``mode``, or infer from the name of the field whether the lowest or the highest value
-    is the best.
+    """Return ``mode``, or infer from the name of the field whether low or high values are better.
 
     Raises ``ValueError`` if the name is unknown.
     """
@@ -60,9 +57,7 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
 
 
 def value_of(record: Mapping[str, Any], monitor: str) -> float:
-    """Return the monitored number of a record; raise ``ValueError`` if the record has no number of
-    that name.
-    """
+    """Return the monitored number of a record; raise ``ValueError`` if it has none of that name."""
     if monitor not in record:
         names = measured_names(record)
         raise ValueError(
@@ -114,13 +109,12 @@ class EarlyStopping(Callback):
                 f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds "
                 "or epochs"
             )
-        self._unit = "rounds" if patience_epochs is None else "epochs"
-        name, given = (
-            ("patience", patience)
-            if patience_epochs is None
-            else ("patience_epochs", patience_epochs)
-        )
-        self.patience = check_count(name, 5 if given is None else given)
+        if patience_epochs is None:
+            self._unit = "rounds"
+            self.patience = check_count("patience", 5 if patience is None else patience)
+        else:
+            self._unit = "epochs"
+            self.patience = check_count("patience_epochs", patience_epochs)
         self.min_delta = check_non_negative("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         check_choice("restore_best", restore_best, (True, False))
@@ -138,9 +132,7 @@ class EarlyStopping(Callback):
         self._resumed = False
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
-        """Reset, as another fit may have other data; or stop a resumed fit that had been
-        stopped.
-        """
+        """Reset, as another fit may have other data; stop a resumed fit that had been stopped."""
         if trainer.resumed_from is None or not self._resumed:
             self._reset()
         self._resumed = False

@@ -1,6 +1,4 @@
-"""Progress of a fit: a bar in terminals and notebooks (with ipywidgets), a line per round
-elsewhere.
-"""
+"""Progress of a fit: a bar in terminals and notebooks, a line per round elsewhere."""
 
 import sys
 import threading
@@ -25,8 +23,9 @@ def _standard_stream() -> TextIO:
 
 
 class _Progress(Callback):
-    """Prints how a fit begins and why it stopped, by default on standard error, in notebooks on
-    standard output.
+    """Prints how a fit begins and why it stopped.
+
+    By default on standard error, in notebooks on standard output.
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -35,12 +34,10 @@ class _Progress(Callback):
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed, and what is worth a line."""
         if trainer.resumed_from is not None:
-            left = (
-                "; nothing is left to train: raise num_epochs to continue"
-                if total_samples == 0
-                else ""
-            )
-            self._print(f"resumed from {trainer.resumed_from}{left}")
+            hint = ""
+            if total_samples == 0:
+                hint = "; nothing is left to train: raise num_epochs to continue"
+            self._print(f"resumed from {trainer.resumed_from}{hint}")
         if total_samples != 0:
             self.show(trainer.remarks)
 
@@ -52,11 +49,9 @@ class _Progress(Callback):
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
-            place = (
-                f"after round {trainer.history[-1]['round']}"
-                if trainer.history
-                else ("in the first round")
-            )
+            place = "in the first round"
+            if trainer.history:
+                place = f"after round {trainer.history[-1]['round']}"
             self._print(f"stopped {place}: {trainer.stopped}")
 
     def _print(self, line: str) -> None:
@@ -64,9 +59,7 @@ class _Progress(Callback):
 
 
 class _Bar:
-    """A bar that a thread moves a few times a second to the number of samples that workers have
-    reported.
-    """
+    """A bar that a thread moves a few times a second to the samples that workers reported."""
 
     def __init__(
         self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
@@ -96,15 +89,16 @@ class _Bar:
 
     def _run(self) -> None:
         while not self._ended.wait(_INTERVAL):
-            if (reported := self._reported()) is not None and reported > self._first:
+            reported = self._reported()
+            if reported is not None and reported > self._first:
                 self._move(reported - self._first)
 
     def _move(self, samples: int) -> None:
         """Move the bar forward, at most to its end: repeated tasks report their samples again."""
         with self.lock:
             self.tqdm.set_description_str(None, refresh=False)
-            at = samples if self.tqdm.total is None else min(samples, self.tqdm.total)
-            self.tqdm.update(max(0, at - self.tqdm.n))
+            end = samples if self.tqdm.total is None else min(samples, self.tqdm.total)
+            self.tqdm.update(max(0, end - self.tqdm.n))
 
 
 def _bar_class() -> "type[tqdm[Any]]":
@@ -143,13 +137,11 @@ class ProgressBar(_Progress):
         if self._bar is None:
             return
         is_online = "received" in record  # of which the bar has all measures, as there are no lines
-        shown = {
-            name: value
-            for name, value in _formatted_measures(record).items()
-            if is_online or name == "loss"
-        }
+        measures = _formatted_measures(record)
+        if not is_online:
+            measures = {name: value for name, value in measures.items() if name == "loss"}
         with self._bar.lock:
-            self._bar.tqdm.set_postfix(_position(record) | shown, refresh=False)
+            self._bar.tqdm.set_postfix(_position(record) | measures, refresh=False)
         self._bar.complete(record["samples"])  # before lines, below which the bar is drawn again
         if is_online:
             return
@@ -183,8 +175,9 @@ class ProgressBar(_Progress):
 
 
 class RoundLines(_Progress):
-    """Prints that workers start, then a line per round, by default to standard error; suited to log
-    files.
+    """Prints that workers start, then a line per round; suited to log files.
+
+    Output goes to standard error by default.
     """
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
@@ -228,9 +221,7 @@ def _formatted_measures(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _position(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the progress of a fit: the epoch, or for an online fit the state of buffers and
-    simulations.
-    """
+    """Return how far a fit is: the epoch, or online the state of buffers and simulations."""
     if "received" not in record:
         return {"epoch": record["epoch"]}
     return {

@@ -1,17 +1,16 @@
-"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B and
-TensorBoard.
-"""
+"""Callbacks that log a fit to trackers of experiments: MLflow, W&B and TensorBoard."""
 
 import re
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils import imports, strict_json, validation
-from compss_train.callbacks.loggers import status_of
+from compss_train.callbacks.report import status_of
 from compss_train.reports import html
 from compss_train.reports.curves import input_panels
 from compss_train.reports.records import epoch_of, flatten, measured_numbers
@@ -26,18 +25,17 @@ MAX_VALUE = 500
 
 
 class _Tracker(Callback):
-    """Logs the configuration at the start of a fit, and losses, metrics and samples/s of each round
-    as a step.
+    """Logs the configuration at the start of a fit, and the numbers of each round as a step.
 
-    A fit that is resumed from a checkpoint, and a second fit with the same callback, continue the
-    same run. If the tracker fails, a warning says so once, and the fit continues without it; the
-    run is ended in any case. Raises ``ModuleNotFoundError`` without ``package``, which is an extra
-    of the same name.
+    The numbers are losses, metrics and samples/s. A fit that is resumed from a checkpoint, and a
+    second fit with the same callback, continue the same run. If the tracker fails, a warning says
+    so once, and the fit continues without it; the run is ended in any case. Raises
+    ``ModuleNotFoundError`` without ``package``, which is an extra of the same name.
     """
 
     package: ClassVar[str]
 
-    def __init__(self, artifacts: bool = False) -> None:
+    def __init__(self, *, artifacts: bool = False) -> None:
         self._import()
         self.run_id: str | None = None
         """The tracker's id of the run, once a fit has started."""
@@ -67,11 +65,10 @@ class _Tracker(Callback):
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
-        numbers = measured_numbers(record) | {
-            name: record[name] for name in _RATES if name in record
-        }
+        rates = {name: record[name] for name in _RATES if name in record}
+        numbers = _tagged(measured_numbers(record) | rates)
         if self._logs:
-            self._try("stops logging this fit", self._log, _tagged(numbers), record)
+            self._try("stops logging this fit", self._log, numbers, record)
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Log the final parameters and the report as files, and end the run."""
@@ -79,16 +76,14 @@ class _Tracker(Callback):
             self._try(
                 "did not upload the final parameters and the report", self._log_results, trainer
             )
-        self._try("did not end the run", self._end, True)
+        self._try("did not end the run", partial(self._end, succeeded=True))
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """End the run as failed."""
-        self._try("did not end the run", self._end, False)
+        self._try("did not end the run", partial(self._end, succeeded=False))
 
     def _try(self, failure: str, call: Callable[..., None], *arguments: Any) -> None:
-        """Call the tracker; its first failure in a fit is a warning, and to end the run is tried
-        nevertheless.
-        """
+        """Call the tracker; its first failure in a fit is a warning."""
         try:
             call(*arguments)
         except Exception as error:  # trackers raise what their transports raise
@@ -96,7 +91,7 @@ class _Tracker(Callback):
                 validation.warn_user(
                     f"{type(self).__name__} {failure}: {type(error).__name__}: {error}"
                 )
-            self._logs = False
+            self._logs = False  # but ending the run is tried nevertheless
 
     def _log_results(self, trainer: TrainerProtocol) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +114,7 @@ class _Tracker(Callback):
         """Log the numbers of a record."""
 
     @abstractmethod
-    def _end(self, succeeded: bool) -> None:
+    def _end(self, *, succeeded: bool) -> None:
         """End the run."""
 
 
@@ -154,7 +149,7 @@ class MLflow(_Tracker):
         tracking_uri: str | None = None,
         artifacts: bool = True,
     ) -> None:
-        super().__init__(artifacts)
+        super().__init__(artifacts=artifacts)
         self._experiment = experiment
         self._run_name = run_name
         self._uri = tracking_uri
@@ -168,30 +163,36 @@ class MLflow(_Tracker):
         if active is not None:
             run_id = str(active.info.run_id)
         elif self.run_id is None:
-            found = self._client.get_experiment_by_name(self._experiment)
-            number = (
-                self._client.create_experiment(self._experiment)
-                if found is None
-                else found.experiment_id
-            )
-            run_id = str(self._client.create_run(number, run_name=self._run_name).info.run_id)
+            run = self._client.create_run(self._experiment_id(), run_name=self._run_name)
+            run_id = str(run.info.run_id)
         else:
             run_id = self.run_id
             self._client.set_terminated(run_id, "RUNNING")
         known = self._client.get_run(run_id).data.params  # MLflow refuses other values
-        given = {
-            name: value
+        settings = {
+            name: str(value)
             for name, value in _tagged(flatten(configuration)).items()
-            if value is not None
+            if value is not None and name not in known
         }
-        settings = {name: str(value) for name, value in given.items() if name not in known}
-        new = [mlflow.entities.Param(name, value[:MAX_VALUE]) for name, value in settings.items()]
+        self._log_settings(run_id, settings)
+        return run_id
+
+    def _experiment_id(self) -> str:
+        """Return the id of the experiment, which is created if it does not exist."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return str(self._client.create_experiment(self._experiment))
+        return str(experiment.experiment_id)
+
+    def _log_settings(self, run_id: str, settings: Mapping[str, str]) -> None:
+        """Log settings as parameters, long ones also as texts."""
+        parameter = self._import().entities.Param
+        parameters = [parameter(name, value[:MAX_VALUE]) for name, value in settings.items()]
         for name, value in settings.items():
             if len(value) > MAX_VALUE:
                 self._client.log_text(run_id, value, f"settings/{name}.txt")
-        for first in range(0, len(new), MOST_PARAMETERS):
-            self._client.log_batch(run_id, params=new[first : first + MOST_PARAMETERS])
-        return run_id
+        for first in range(0, len(parameters), MOST_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[first : first + MOST_PARAMETERS])
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
         metric = self._import().entities.Metric
@@ -203,17 +204,17 @@ class MLflow(_Tracker):
     def _log_files(self, folder: str) -> None:
         self._client.log_artifacts(self.run_id, folder)
 
-    def _end(self, succeeded: bool) -> None:
+    def _end(self, *, succeeded: bool) -> None:
         if self._owns:
             self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
 
 
 class WandB(_Tracker):
-    """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"``
-    or ``name``.
+    """Logs to Weights & Biases.
 
-    If the program has its own run (``wandb.run``), the fit logs to that and leaves it open. With
-    ``artifacts``, the final parameters and the report become an artifact of type ``model``.
+    ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``. If the program
+    has its own run (``wandb.run``), the fit logs to that and leaves it open. With ``artifacts``,
+    the final parameters and the report become an artifact of type ``model``.
     """
 
     package: ClassVar[str] = "wandb"
@@ -221,7 +222,7 @@ class WandB(_Tracker):
     def __init__(
         self, project: str = "compss_train", *, artifacts: bool = True, **options: Any
     ) -> None:
-        super().__init__(artifacts)
+        super().__init__(artifacts=artifacts)
         self._options = {"project": project, **options}
 
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
@@ -240,7 +241,7 @@ class WandB(_Tracker):
         artifact.add_dir(folder)
         self._run.log_artifact(artifact)
 
-    def _end(self, succeeded: bool) -> None:
+    def _end(self, *, succeeded: bool) -> None:
         if self._owns:
             self._run.finish(exit_code=0 if succeeded else 1)
 
@@ -287,31 +288,35 @@ class TensorBoard(_Tracker):
         with suppress(ModuleNotFoundError):  # matplotlib is in the extra ``report``
             from compss_train.reports import plots
 
-            if charts := input_panels(history):
-                self._writer.add_figure("inputs", plots.figure_of(charts), history[-1]["round"])
+            panels = input_panels(history)
+            if panels:
+                self._writer.add_figure("inputs", plots.figure_of(panels), history[-1]["round"])
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        drawn = {
-            name: value for name, value in flatten(record).items() if name.startswith("inputs.")
+        inputs = {
+            name.replace(".", "/"): value
+            for name, value in flatten(record).items()
+            if name.startswith("inputs.")
         }
-        numbers = numbers | {name.replace(".", "/"): value for name, value in drawn.items()}
-        for own in record["workers"]:
-            seconds = {"seconds": own["seconds"]} if "seconds" in own else {}
-            measured = _tagged(measured_numbers(own)) | seconds
-            numbers |= {
-                f"workers/{name}/{own['worker']}": value for name, value in measured.items()
-            }
+        numbers = numbers | inputs
+        for part in record["workers"]:
+            measured = _tagged(measured_numbers(part))
+            if "seconds" in part:
+                measured["seconds"] = part["seconds"]
+            for name, value in measured.items():
+                numbers[f"workers/{name}/{part['worker']}"] = value
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, record["round"], walltime=record["ended"])
         self._writer.flush()
 
-    def _end(self, succeeded: bool) -> None:
+    def _end(self, *, succeeded: bool) -> None:
         self._writer.close()
 
 
 def _tagged(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values by names that all trackers accept: ``recall/0`` for ``recall[0]``, ``_``
-    for symbols.
+    """Return the values by names that all trackers accept.
+
+    It is ``recall/0`` for ``recall[0]``, and ``_`` for symbols.
     """
     tags = {name: name.replace("[", "/").replace("]", "") for name in values}
     return {re.sub(r"[^\w/. :-]", "_", tag): values[name] for name, tag in tags.items()}

@@ -1,6 +1,4 @@
-"""``Unfreeze``: trains frozen parameters from some epoch on, as fine-tuning does once a new head
-has settled.
-"""
+"""``Unfreeze``: trains frozen parameters from some epoch on, as in fine-tuning."""
 
 import torch
 
@@ -13,10 +11,10 @@ from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 class Unfreeze(WorkerCallback):
     """Unfreezes parameters in the first round that starts in the given epoch or later.
 
-    Every worker's optimizer gets them as a new group with the options of its first one
-    (``add_param_group``), and keeps its state. Submodules in evaluation mode, such as BatchNorm,
-    stay in it. Later fits need the same callback. An outer optimizer does not step these
-    parameters: they are averaged.
+    In fine-tuning this is when a new head has settled. Every worker's optimizer gets them as a new
+    group with the options of its first one (``add_param_group``), and keeps its state. Submodules
+    in evaluation mode, such as BatchNorm, stay in it. Later fits need the same callback. An outer
+    optimizer does not step these parameters: they are averaged.
 
     Parameters
     ----------
@@ -61,15 +59,17 @@ class Unfreeze(WorkerCallback):
                 f"Unfreeze adds a parameter group, which {type(optimizer).__name__} "
                 "does not support"
             )
-        present = {
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        groups = optimizer.param_groups
+        present = {id(parameter) for group in groups for parameter in group["params"]}
+        matching = {name: named[name] for name in named if matches(name, self.pattern)}
+        for parameter in matching.values():
+            parameter.requires_grad_()
+        new = {
+            name: parameter for name, parameter in matching.items() if id(parameter) not in present
         }
-        own = {name: named[name].requires_grad_() for name in named if matches(name, self.pattern)}
-        new = [(name, parameter) for name, parameter in own.items() if id(parameter) not in present]
-        options = {**optimizer.param_groups[0], "name": self.pattern, "factor": self.factor}
+        options = {**groups[0], "name": self.pattern, "factor": self.factor}
         options["lr"] = options["lr"] * self.factor
-        options["params"] = (
-            new if options.pop("param_names", None) else [parameter for _, parameter in new]
-        )
+        takes_names = bool(options.pop("param_names", None))
+        options["params"] = list(new.items()) if takes_names else list(new.values())
         if new:
             optimizer.add_param_group(options)

@@ -327,8 +327,8 @@ class Reading(Callback):
 
 
 def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
-    monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
+    monkeypatch.setattr("compss_train.callbacks.report.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)
     fit(trainer, Report(path), reading, num_epochs=4)

@@ -12,7 +12,7 @@ import torch
 
 from compss_train import callbacks
 from compss_train._utils import files, validation
-from compss_train.callbacks import loggers
+from compss_train.callbacks.report import status_of
 from compss_train.cli import run_files
 from compss_train.cli.run_files import (
     Errors,
@@ -354,9 +354,9 @@ class _RunFiles(callbacks.JsonLines):
     def on_fit_end(self, trainer: callbacks.TrainerProtocol) -> None:
         """Record that the run is complete, or why it has stopped."""
         super().on_fit_end(trainer)
-        self.status = loggers.status_of(trainer)
+        self.status = status_of(trainer)
 
     def on_exception(self, trainer: callbacks.TrainerProtocol, error: BaseException) -> None:
         """Record the exception."""
         super().on_exception(trainer, error)
-        self.status = loggers.status_of(trainer, error)
+        self.status = status_of(trainer, error)
