@@ -23,7 +23,7 @@ from compss_train.net import (
     shortened,
     stacked,
 )
-from compss_train.online.stream import number_in
+from compss_train.online.source_messages import number_in
 
 _LOG = logging.getLogger(__name__)
 NUMBERS = "simulation and step"

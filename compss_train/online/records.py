@@ -250,6 +250,7 @@ class Recorder:
         model: TrainedModel,
         callbacks: CallbackList,
         reports: Reports,
+        *,
         evaluation: Evaluation | None,
         pull: Callable[[], Parameters],
         interval: float,

@@ -17,8 +17,9 @@ import torch
 from compss_train._utils import Closable, validation
 from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Header, shortened
+from compss_train.net import Address, Header
 from compss_train.online.solver_process import SolverProcess
+from compss_train.online.source_messages import SenderFailed
 from compss_train.online.stream import FitLostError, NameInUseError, Sample, Stream
 
 _RETRY_SECONDS = 0.2
@@ -115,7 +116,7 @@ class SampleSender(Closable):
                 self._persist(lambda: self._stream.finish())
             except ValueError as error:  # a sample was rejected
                 with suppress(OSError):
-                    self._stream.notify({"failed": shortened(str(error))})
+                    self._stream.notify(SenderFailed(str(error)))
                 raise
             finally:
                 self._stream.close()
@@ -129,9 +130,8 @@ class SampleSender(Closable):
             self._closed = True
             with self._stream, suppress(OSError):
                 if not self._stream.ended.is_set():
-                    self._stream.notify(
-                        {"failed": shortened("".join(traceback.format_exception(error)))}
-                    )
+                    trace = "".join(traceback.format_exception(error))
+                    self._stream.notify(SenderFailed(trace))
 
 
 def open_stream(

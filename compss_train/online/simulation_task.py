@@ -19,11 +19,12 @@ import torch
 from compss_train._utils import Closable
 from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Header, shortened
+from compss_train.net import Address
 from compss_train.online.guard import descendants
 from compss_train.online.sender import as_sample
 from compss_train.online.solver import SteppedX
 from compss_train.online.solver_process import NotStartedError
+from compss_train.online.source_messages import Interrupted, SimulationFailed, TimedOut
 from compss_train.online.stream import Sample, Stream
 
 IMPORT_SECONDS = 300.0
@@ -59,36 +60,30 @@ def simulate_and_send(
                 _send_all(simulate, value, stream, watchdog)
             stream.finish()
         except SamplesLostError as error:
-            stream.notify({"interrupted": str(error)})
+            stream.notify(Interrupted(str(error)))
         except BaseException as error:  # also SystemExit of a solver
             if isinstance(error, TrainingEndedError) and stream.ended.is_set():
                 return
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
-            failed = f"{type(error).__name__}: {error}"
-            text = calls.task_traceback(error)
-            stream.notify(
-                {
-                    "failed": shortened(failed),
-                    "traceback": shortened(text),
-                    **_judged(error, stream),
-                }
-            )
+            stream.notify(_failure(error, stream))
 
 
-def _judged(error: BaseException, stream: Stream) -> Header:
-    """Return what the coordinator decides by: where it failed, after how many samples, and if it
-    would again.
-    """
+def _failure(error: BaseException, stream: Stream) -> SimulationFailed:
+    """Return the message of an exception, with what the coordinator decides by."""
     [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)
     file = frame.f_code.co_filename
     # A ValueError of this package is one about samples, or about inputs that a command has no place
     # for.
-    repeats = isinstance(error, _MISTAKES) or (
-        isinstance(error, ValueError) and file.startswith(_PACKAGE)
+    is_ours = isinstance(error, ValueError) and file.startswith(_PACKAGE)
+    return SimulationFailed(
+        f"{type(error).__name__}: {error}",
+        calls.task_traceback(error),
+        place=f"{type(error).__name__} at {file}:{line}",
+        sent=stream.sent,
+        repeats=is_ours or isinstance(error, _MISTAKES),
+        rejected=stream.rejected,
     )
-    place = shortened(f"{type(error).__name__} at {file}:{line}")
-    return {"place": place, "sent": stream.sent, "repeats": repeats, "rejected": stream.rejected}
 
 
 class SamplesLostError(Exception):
@@ -206,8 +201,8 @@ class Watchdog(Closable):
     def _report(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)
         with suppress(OSError):
-            stack = shortened("".join(traceback.format_stack(frame)))
-            self._stream.notify({"timeout": self._limit, "stack": stack})
+            stack = "".join(traceback.format_stack(frame))
+            self._stream.notify(TimedOut(self._limit, stack))
 
     def close(self) -> None:
         """Stop watching."""

@@ -21,7 +21,13 @@ from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Connection, ConnectionLostError, Header, parsing, sockets
+from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
+from compss_train.online.source_messages import (
+    Finished,
+    SenderMessage,
+    SimulationMessage,
+    header_of,
+)
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
@@ -45,20 +51,6 @@ def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
     stream.
     """
     return (stream if whole else stream + sample) % workers
-
-
-def number_in(header: Header, name: str) -> int:
-    """Return a number of streams, samples or time steps from a header; raise ``MessageError`` for
-    anything else.
-
-    It is at most 2**62, so that the next one also fits into the arrays of checkpoints.
-    """
-    if type(number := header.get(name)) is int and 0 <= number <= 2**62:
-        return number
-    with parsing():
-        if not 0 <= (number := int(header[name])) <= 2**62:
-            raise ValueError(f"{name}={number}: give an integer from 0 to 2**62")
-    return number
 
 
 class NameInUseError(PermissionError):
@@ -283,12 +275,12 @@ class Stream(Closable):
     def finish(self) -> None:
         """Flush, and report the number of samples to the coordinator."""
         self.flush()
-        self.notify({"finished": self.sent})
+        self.notify(Finished(self.sent))
 
-    def notify(self, header: Header) -> None:
+    def notify(self, message: SimulationMessage | SenderMessage) -> None:
         """Send a message to the coordinator."""
         with self._lock:
-            self._control.send(header)
+            self._control.send(header_of(message))
 
     def _worker_of(self, number: int) -> int:
         return worker_of(self.number, number, len(self.urls), whole=self.paired)

@@ -153,11 +153,6 @@ class RunningSave:
     waits_since: float | None = None
     """When the first worker stopped."""
 
-    @property
-    def seconds_waited(self) -> float:
-        """For how long the first worker has stood still."""
-        return 0.0 if self.waits_since is None else time.monotonic() - self.waits_since
-
 
 class Workers:
     """All workers: submitted together, restarted from their parts of the last save when they die.
@@ -171,6 +166,7 @@ class Workers:
         session: Session,
         job: OnlineJob,
         reports: Reports,
+        *,
         folder: Path,
         parts: Sequence[SavedWorker] = (),
     ) -> None:
@@ -287,6 +283,13 @@ class Workers:
         return self.saving is not None and all(
             worker.done or worker.has_saved(self.saving.number) for worker in self.all
         )
+
+    @property
+    def seconds_waited(self) -> float:
+        """For how long the first worker has stood still in the save that is being made."""
+        if self.saving is None or self.saving.waits_since is None:
+            return 0.0
+        return time.monotonic() - self.saving.waits_since
 
     def go_on(self) -> None:
         """Let the workers go on after a save, or without it if one of them has died."""

@@ -24,14 +24,20 @@ from compss_train.exceptions import SimulationError, TrainingEndedError, WorkerL
 from compss_train.model.saved_state import encode_value
 from compss_train.net import Address
 from compss_train.net.sockets import LOOPBACK
-from compss_train.online import records, sources, workers
+from compss_train.online.ending import Ending
+from compss_train.online.event_loop import EventLoop
 from compss_train.online.events import EventServer
-from compss_train.online.fitting import EventLoop
+from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import Inputs
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, online_merge
+from compss_train.online.records import Reports
+from compss_train.online.simulation_runs import SimulationRuns
+from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
+from compss_train.online.workers import Workers
 from compss_train.parameter_server import connect, serve
+from compss_train.training.stopping import Stopping
 from compss_train.training.training_state import NOTHING_KEPT
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import LIMIT, wait_until
@@ -257,51 +263,49 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
     assert trainer.stopped == "told"
 
 
-class FitOfNobody(EventLoop):
-    """A fit with two workers and three simulations, whose tasks are not started."""
-
-    def __init__(self, engine, coordinator, folder):
-        session = SimpleNamespace(
-            engine=engine,
-            num_workers=2,
-            regroup=lambda groups: None,
-            model=SimpleNamespace(
-                built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))
-            ),
-            states=[(), ()],
-            merge_state=NOTHING_KEPT,
-            device=lambda worker: "cpu",
-            resources=Resources(),
-        )
-        options = OnlineOptions(
-            buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server")
-        )
-        shared = {
-            "host": None,
-            "server_address": None,
-            "num_workers": 2,
-            "options": options,
-            "seed": 0,
-        }
-        self._job = job = OnlineJob(coordinator=coordinator, key=KEY, **shared)
-        reports = records.Reports(2, None)
-        self.recorder = SimpleNamespace(reports=reports, complete=lambda: None)
-        self._workers = workers.Workers(session, job, reports, Path(folder))
-        self._router = StreamRouter(self._workers.all, KEY, paired=False)
-        simulations = Simulations(
-            print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
-        )
-        self._runs = sources.SimulationRuns(
-            simulations, Inputs(simulations.inputs), engine, self._router, job
-        )
-        self._senders = sources.ExternalSenders(10**6, self._router)
-
-    def step(self, server):
-        """Act on the next message."""
-        self._runs.start()
-        if (received := server.next(0.02)) is not None:
-            self._handle(received)
-        self._runs.check(1)
+def fit_of_nobody(engine, server, folder):
+    """Return the event loop of a fit with two workers and three simulations, which do not run."""
+    session = SimpleNamespace(
+        engine=engine,
+        num_workers=2,
+        regroup=lambda groups: None,
+        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
+        states=[(), ()],
+        merge_state=NOTHING_KEPT,
+        device=lambda worker: "cpu",
+        resources=Resources(),
+    )
+    options = OnlineOptions(
+        buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server")
+    )
+    job = OnlineJob(
+        coordinator=server.address,
+        key=KEY,
+        host=None,
+        server_address=None,
+        num_workers=2,
+        options=options,
+        seed=0,
+    )
+    reports = Reports(2, None)
+    workers = Workers(session, job, reports, folder=Path(folder))
+    router = StreamRouter(workers.all, KEY, paired=False)
+    simulations = Simulations(
+        print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
+    )
+    runs = SimulationRuns(simulations, Inputs(simulations.inputs), engine, router=router, job=job)
+    return EventLoop(
+        job=job,
+        described_options={},
+        server=server,
+        parameters=None,
+        workers=workers,
+        router=router,
+        sources=Sources(runs, ExternalSenders(10**6, router)),
+        recorder=SimpleNamespace(reports=reports, complete=lambda: None),
+        ending=Ending(Stopping(), keeps_saves=False),
+        keeps_saves=False,
+    )
 
 
 class AcceptedTasks:
@@ -326,14 +330,18 @@ class AcceptedTasks:
         self._running = Thread(self._run)
 
     def _fit(self):
-        return FitOfNobody(self._engine, self.server.address, self._folder)
+        return fit_of_nobody(self._engine, self.server, self._folder)
 
     def _run(self):
         fit = self._fit()
         with self.server:
             while not self._closed.is_set():
                 try:
-                    fit.step(self.server)
+                    fit.sources.runs.start()
+                    received = self.server.next(0.02)
+                    if received is not None:
+                        fit.handle(received)
+                    fit.sources.runs.check(1)
                 except (WorkerLostError, SimulationError) as error:
                     self.errors.append(error)
                     fit = self._fit()

@@ -9,8 +9,8 @@ import pytest
 
 from compss_train.net import MessageError
 from compss_train.online.events import EventServer
+from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.receiver import Receiver
-from compss_train.online.sources import ExternalSenders
 from compss_train.online.stream_router import StreamRouter
 from tests.buffers.kinds import Thread, make, numbers
 from tests.helpers.waiting import LIMIT, wait_until

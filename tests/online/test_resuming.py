@@ -26,9 +26,10 @@ from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data import locations
 from compss_train.exceptions import TrainingEndedError
 from compss_train.model.saved_state import decode_value
+from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.records import Recorder
-from compss_train.online.sources import ExternalSenders, SimulationRuns
+from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.workers import Workers
 from compss_train.training.checkpoints import (
     list_checkpoints,
@@ -489,7 +490,7 @@ def samples_in(history):
 
 def test_a_fit_that_ends_before_its_workers_can_be_resumed(local, tmp_path, monkeypatch):
     """As when a worker dies after the save that a signal caused, and has no time to start again."""
-    monkeypatch.setattr("compss_train.online.fitting.GRACE", 0.0)
+    monkeypatch.setattr("compss_train.online.ending.GRACE", 0.0)
     for stop in (StopAt(30, "SIGTERM"), StopAt(60, "SIGTERM")):
         _, ended = run_life(local, tmp_path, stop=stop)
         assert not ended
@@ -857,7 +858,7 @@ def test_a_save_that_comes_too_late_for_workers_that_were_stopped_is_none(
     trains = tmp_path / "trains"
     done = tmp_path / "done"
     simulate = OneHotSimulation(12, CallAll((TouchFile(2, until=trains), TouchFile(5, until=done))))
-    monkeypatch.setattr("compss_train.online.fitting.LONGEST_SAVING", 0.5)
+    monkeypatch.setattr("compss_train.online.ending.LONGEST_SAVING", 0.5)
 
     def life(*callbacks):
         trainer = build_trainer(

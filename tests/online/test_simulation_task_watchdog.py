@@ -29,8 +29,12 @@ class Stream:
     def update(self):
         pass
 
-    def notify(self, header):
-        os.write(1, (json.dumps([NAME, header]) + "\\n").encode())
+    def notify(self, message):
+        tell(vars(message))
+
+
+def tell(value):
+    os.write(1, (json.dumps([NAME, value]) + "\\n").encode())
 
 
 def hangs(stream):
@@ -92,7 +96,7 @@ def has_programs(stream):
         for new in (False, True)
     ]
     sleepers = [int(program.stdout.readline()) for program in programs]
-    stream.notify([*sleepers, *(program.pid for program in programs)])
+    tell([*sleepers, *(program.pid for program in programs)])
     hangs(stream)
 
 children = {}

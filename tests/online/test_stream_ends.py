@@ -30,7 +30,7 @@ def test_a_failed_sender_is_warned_of_and_expected_again_by_name():
             "sender 'solver' has failed and may reconnect: Traceback"
         )
         assert coordinator.warnings[1].startswith("a sender has failed: Traceback")
-        assert coordinator.senders.failure.what == (
+        assert coordinator.senders.failure.summary == (
             "a sender has failed: ZeroDivisionError: my fault"
         )
         assert coordinator.call(coordinator.senders.counts) == {

@@ -48,7 +48,7 @@ def workers_of(submitted, folder):
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
     )
-    return Workers(session, SimpleNamespace(num_workers=2, seed=0), None, folder)
+    return Workers(session, SimpleNamespace(num_workers=2, seed=0), None, folder=folder)
 
 
 def client_of(number, sent=None):

@@ -6,7 +6,6 @@ import itertools
 import warnings
 from contextlib import suppress
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -16,10 +15,7 @@ from compss_train import Simulations
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online.inputs import Inputs
-from compss_train.online.online_job import OnlineJob
-from compss_train.online.saves import SavedWorker
-from compss_train.online.sources import REPORT_SECONDS, ExternalSenders, SimulationRuns
-from compss_train.online.workers import Worker
+from compss_train.online.simulation_runs import REPORT_SECONDS, SimulationRuns
 
 DONE = {"finished": 5}
 DIED = None
@@ -56,8 +52,8 @@ class Runs:
             Simulations(simulate, inputs, count=count, retries=retries),
             Inputs(inputs),
             engine,
-            router,
-            SimpleNamespace(
+            router=router,
+            job=SimpleNamespace(
                 options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None
             ),
         )
@@ -239,46 +235,3 @@ def test_a_sample_that_does_not_fit_is_the_error():
         match=r"^simulation 0 of input 0 yielded what does not fit: two, not three$",
     ):
         runs.send(runs.running[0][0], {**AT_A_LINE, "rejected": "two, not three"})
-
-
-@pytest.fixture
-def senders():
-    router = SimpleNamespace(
-        number=itertools.count().__next__,
-        register=lambda *args: None,
-        unregister=lambda client: None,
-    )
-    return ExternalSenders(2, router)
-
-
-@pytest.mark.parametrize(
-    ("offsets", "lost"), [(None, "4 samples of 2"), ({0: 4, 1: 1}, ("1 samples of 1"))]
-)
-def test_the_samples_of_senders_that_a_dead_worker_has_lost_are_counted(senders, offsets, lost):
-    """Of streams 0 and 1 with 5 and 4 samples, worker 1 of 2 gets samples 1 and 3, and 0 and 2."""
-    options = SimpleNamespace(pairing=None)
-    job = OnlineJob(
-        coordinator=None,
-        key="",
-        host=None,
-        server_address=None,
-        num_workers=2,
-        options=options,
-        seed=0,
-    )
-    worker = Worker(1, job, None, lambda: None)
-    worker.part = None if offsets is None else SavedWorker(None, {}, offsets)
-    for samples in (5, 4):
-        client = Mock(greeting={"role": "sender", "name": None})
-        senders.handle(client, client.greeting)
-        senders.handle(client, {"finished": samples})
-    with pytest.warns(UserWarning, match=f"^worker 1 has died; {lost} senders are lost"):
-        senders.warn_lost_samples(worker)
-
-
-def test_a_fit_that_goes_on_names_the_senders_that_it_waits_for(senders):
-    with pytest.warns(
-        UserWarning, match=("the save lacks samples of sender 'a': the fit waits for it")
-    ):
-        senders.resume({"streams": [["a", 0], ["b", 1]], "completed": [[1, 5]], "failed": 0})
-    assert not senders.all_ended

@@ -1,0 +1,389 @@
+"""The simulations that a fit runs, as the coordinator sees them: tasks with retries."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from compss_train._utils.validation import warn_user
+from compss_train.engines import Engine, Ref, calls, codec
+from compss_train.exceptions import SimulationError, WorkerTraceback
+from compss_train.net import Client, Header
+from compss_train.online.events import ConnectedTask
+from compss_train.online.inputs import BEGUN, Inputs, shown
+from compss_train.online.online_job import OnlineJob
+from compss_train.online.options import Simulations
+from compss_train.online.simulation_task import simulate_and_send
+from compss_train.online.source_failures import SourceFailure
+from compss_train.online.source_messages import (
+    Finished,
+    Interrupted,
+    SimulationFailed,
+    TimedOut,
+    parse_simulation_message,
+)
+from compss_train.online.stream_router import StreamRouter
+from compss_train.online.workers import Worker
+
+REPORT_SECONDS = 3.0
+"""Seconds after which workers have reported the samples received so far."""
+FIRST = 3
+"""How many simulations tell, if all of them fail, that the others would, too.
+
+At least as many as run at a time.
+"""
+
+
+@dataclass(eq=False, kw_only=True)
+class Simulation:
+    """One input, and the state of its simulation."""
+
+    number: int
+    """Number of its input, and of its stream of samples."""
+    value: Any
+    """Its input."""
+    task: ConnectedTask | None = None
+    """Its task, while it runs."""
+    failures: int = 0
+    """How often it has failed."""
+    failure: SourceFailure | None = None
+    """The last one."""
+    timeout_report: str | None = None
+    """The watchdog's last message before it ended the process."""
+
+    def __str__(self) -> str:
+        return f"simulation {self.number} of input {shown(self.value)}"
+
+
+class SimulationRuns:
+    """Runs simulations: those to repeat first, then the next inputs. Each has its own stream."""
+
+    def __init__(
+        self,
+        simulations: Simulations,
+        inputs: Inputs,
+        engine: Engine,
+        *,
+        router: StreamRouter,
+        job: OnlineJob,
+    ) -> None:
+        self._options = simulations
+        self._engine = engine
+        self._router = router
+        self._job = job
+        self.inputs = inputs
+        """The inputs, and what has become of the simulation of each."""
+        self.may_begin: Callable[[int], bool] = lambda number: True
+        """Whether the simulation with this number may begin now."""
+        self.remembers = job.options.checkpoint_every is not None
+        """Whether complete simulations stay known until a save has all their samples."""
+        self._exhausted = simulations.simulate is None
+        """Whether all inputs have begun."""
+        self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
+        self._repeated: deque[Simulation] = deque()
+        """Those that are to run again."""
+        self._known: dict[int, Simulation] = {}
+        """By number, those that may have to be repeated; others are only counted."""
+        self._given_up: list[int] = []
+        """Of these, those that have been given up since ``forget_given_up``."""
+        self.any_samples = any(samples > 0 for samples in inputs.samples)
+        """Whether one has sent samples, as far as it has ended."""
+        self._first: list[Simulation] = []
+        """The first simulations that have begun, as many as tell whether all fail."""
+        self.failure: SourceFailure | None = None
+        """That of the first simulation that was given up."""
+        self._given_up_at = 0.0
+        """When the last one was given up."""
+        self._places: set[str] = set()
+        """Where simulations failed whose traceback was shown."""
+
+    # Which of them run
+
+    @property
+    def running(self) -> list[tuple[Simulation, ConnectedTask]]:
+        """The simulations that have a task, and their tasks."""
+        known = self._known.values()
+        return [
+            (simulation, simulation.task) for simulation in known if simulation.task is not None
+        ]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no simulation is running or pending."""
+        return self._exhausted and not self._repeated and not self.running
+
+    @property
+    def _completed(self) -> list[Simulation]:
+        """Completed simulations, which are repeated if a worker loses their samples."""
+        samples = self.inputs.samples
+        return [
+            simulation for simulation in self._known.values() if samples[simulation.number] >= 0
+        ]
+
+    @property
+    def _first_ones(self) -> int:
+        """How many simulations tell, if all of them fail, that the others would, too."""
+        return max(FIRST, self._options.count)
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of running, completed and failed simulations."""
+        return {
+            "running": len(self.running),
+            "done": self.inputs.done,
+            "failed": self.inputs.failed,
+        }
+
+    def start(self) -> None:
+        """Submit simulations up to the limit, and resubmit lost tasks."""
+        running = self.running
+        for simulation, task in running:
+            task.restart(partial(self._never_connected, simulation))
+        for _ in range(self._options.count - len(running)):
+            pending = self._next()
+            if pending is None:
+                return
+            arguments = (
+                self._simulate,
+                codec.pickled(pending.value),  # here, so that the caller gets the exception
+                pending.number,
+                self._job.coordinator,
+                self._options.timeout,
+            )
+            resources = self._options.resources
+            submit = partial(
+                self._engine.submit, simulate_and_send, *arguments, resources=resources
+            )
+            pending.task = ConnectedTask(self._engine, submit)
+
+    def _next(self) -> Simulation | None:
+        """Return the next simulation to run, or ``None`` if none is pending."""
+        if self._repeated:
+            return self._repeated.popleft()
+        if self._exhausted or not self.may_begin(len(self.inputs.samples)):
+            return None
+        try:
+            number, value = self.inputs.next()
+        except StopIteration:
+            if not self.inputs.samples:
+                raise ValueError(
+                    "inputs= has no item: give at least one, and a new iterator to each fit, as "
+                    "one is used up by the first"
+                ) from None
+            self._exhausted = True
+            return None
+        self._check_sweep(number)
+        simulation = Simulation(number=number, value=value)
+        self._known[number] = simulation
+        if len(self._first) < self._first_ones:
+            self._first.append(simulation)
+        return simulation
+
+    def _check_sweep(self, number: int) -> None:
+        """Raise ``ValueError`` for a simulation that has the number of a sender's stream."""
+        if not self._options.senders:
+            return
+        buffer = self._job.options.buffer
+        first_sender = self._options.first_sender(buffer)
+        if number >= first_sender:
+            raise ValueError(
+                f"sweep_size={buffer.sweep_size}: inputs= has more than {first_sender} simulations "
+                f"beside senders={self._options.senders}; give the number of simulations and "
+                "senders"
+            )
+
+    def stop(self) -> None:
+        """Notify all running simulations that training has ended."""
+        for _, task in self.running:
+            task.send({"stop": True})
+
+    # What saves have of them
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all simulations in a save, after ``forget_safe``.
+
+        The known ones are incomplete.
+        """
+        failures = [
+            [number, simulation.failures]
+            for number, simulation in self._known.items()
+            if simulation.failures
+        ]
+        return {**self.inputs.state_dict(self._known), "failures": failures}
+
+    def resume(self, failures: Mapping[int, int]) -> None:
+        """Run simulations of an earlier program first, which had so many failures.
+
+        They send what buffers lack.
+        """
+        for number, value in self.inputs.again:
+            simulation = Simulation(number=number, value=value, failures=failures.get(number, 0))
+            self._known[number] = simulation
+            self._repeated.append(simulation)
+
+    def repeat_lost(self, worker: Worker) -> None:
+        """Repeat the simulations whose samples a worker has partly lost."""
+        for simulation in self._completed:
+            if self._lacks(worker, simulation):
+                self._repeat(simulation)
+
+    def forget_safe(self, workers: Sequence[Worker]) -> list[int]:
+        """Forget simulations whose samples are in the save of all workers; return their numbers."""
+        safe = [
+            simulation.number
+            for simulation in self._completed
+            if not any(self._lacks(worker, simulation) for worker in workers)
+        ]
+        for number in safe:
+            del self._known[number]
+        return safe
+
+    def forget_given_up(self) -> None:
+        """Forget simulations that were given up; the next save has all their samples.
+
+        Those that are given up while workers save are incomplete in that save, as workers may have
+        taken part before.
+        """
+        while self._given_up:
+            del self._known[self._given_up.pop()]
+
+    def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
+        samples = self.inputs.samples[simulation.number]
+        return worker.lacks_samples(simulation.number, samples) > 0
+
+    def _repeat(self, simulation: Simulation) -> None:
+        self.inputs.end(simulation.number, BEGUN)
+        self._repeated.append(simulation)
+
+    def named(self, number: int) -> str:
+        """Return what messages call a simulation, with its input if it may have to be repeated."""
+        return str(self._known.get(number, f"simulation {number}"))
+
+    # What becomes of their tasks
+
+    def handle(self, client: Client, header: Header | None) -> None:
+        """Process a message of a simulation's task."""
+        simulation = self._known.get(client.greeting.get("number", -1))
+        task = None if simulation is None else simulation.task
+        if simulation is None or task is None:  # it was given up, or this is a duplicate
+            client.send({"accepted": False})
+        elif header is client.greeting:
+            if task.connect(client):
+                self._router.register(client, simulation.number)
+        elif task.client is not client:
+            return
+        elif header is None:
+            task.disconnect()
+            self._router.unregister(client)
+            self._died(simulation)
+        else:
+            message = parse_simulation_message(header)
+            if isinstance(message, TimedOut):
+                simulation.timeout_report = f"no sample within {message.timeout} s\n{message.stack}"
+            else:
+                self._ended(client, simulation, message)
+
+    def _died(self, simulation: Simulation) -> None:
+        reason = simulation.timeout_report or "its process died"
+        simulation.timeout_report = None
+        if not self._may_run_again(simulation, SimulationFailed(reason)):
+            simulation.task = None  # otherwise its task is restarted
+
+    def _never_connected(self, simulation: Simulation, error: Exception | None) -> bool:
+        simulation.task = None
+        failed = SimulationFailed("its task could not reach the coordinator")
+        if error is not None:
+            failed = SimulationFailed(
+                f"{type(error).__name__}: {error}", calls.task_traceback(error)
+            )
+        if self._may_run_again(simulation, failed):
+            self._repeat(simulation)
+        return False
+
+    def _ended(
+        self,
+        client: Client,
+        simulation: Simulation,
+        message: Finished | Interrupted | SimulationFailed,
+    ) -> None:
+        lost_workers = self._router.unregister(client)
+        simulation.task = None
+        match message:
+            case Finished(samples):
+                repeats = self._finished(simulation, samples, lost_workers)
+            case SimulationFailed():
+                repeats = self._failed(simulation, message)
+            case Interrupted():
+                repeats = True
+        if repeats:
+            self._repeat(simulation)
+
+    def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
+        """Mark a simulation as done; return True if it has to run again for a worker's samples."""
+        self.inputs.end(simulation.number, samples)
+        self.any_samples = self.any_samples or samples > 0
+        if not self.remembers:
+            del self._known[simulation.number]
+            return False
+        return any(self._lacks(worker, simulation) for worker in lost_workers)
+
+    def _failed(self, simulation: Simulation, failed: SimulationFailed) -> bool:
+        """Record a failure; return True if the simulation may run again."""
+        if failed.rejected:
+            raise SimulationError(f"{simulation} yielded what does not fit: {failed.rejected}")
+        self.any_samples = self.any_samples or failed.sent > 0
+        return self._may_run_again(simulation, failed)
+
+    def _may_run_again(self, simulation: Simulation, failed: SimulationFailed) -> bool:
+        """Record a failure, warn, and return True if the simulation may run again.
+
+        It may if retries are left, unless it would fail again.
+        """
+        simulation.failures += 1
+        retries = self._options.retries
+        reason, line_break, details = failed.failed.partition("\n")
+        details = line_break + details
+        failure = SourceFailure(
+            f"{simulation} failed: {reason}", details, failed.traceback, place=failed.place
+        )
+        simulation.failure = failure
+        if simulation.failures <= retries and not failed.repeats:
+            warn_user(f"{failure.summary}; retry {simulation.failures} of {retries}{details}")
+            return True
+        if failed.place not in self._places:
+            self._places.add(failed.place)
+            details = f"{details}\n{WorkerTraceback(failed.traceback).text}"
+        why = f" after {simulation.failures} failures"
+        if failed.repeats:
+            why = ", as it would fail again"
+        warn_user(f"{failure.summary}; skipped{why}{details}")
+        self.failure = self.failure or failure
+        self._given_up_at = time.monotonic()
+        self.inputs.give_up(simulation.number, simulation.value)
+        self._given_up.append(simulation.number)
+        return False
+
+    def check(self, received: int) -> None:
+        """Raise ``SimulationError`` if no sample has come, and the first simulations have failed.
+
+        They have if each fails at the same line, or if as many were given up. ``received`` is the
+        number of samples that workers have reported, which lags behind.
+        """
+        if received or self.any_samples:
+            return
+        first_ones = self._first_ones
+        last_failures = [simulation.failure for simulation in self._first]
+        failures = [failure for failure in last_failures if failure is not None and failure.place]
+        if len(failures) == first_ones and len({failure.place for failure in failures}) == 1:
+            raise failures[0].with_reason(
+                f"the first {first_ones} simulations failed at this line, and none has sent a "
+                "sample"
+            )
+        given_up = self.inputs.failed
+        if self.failure is None or given_up < first_ones:
+            return
+        if time.monotonic() - self._given_up_at > REPORT_SECONDS:
+            raise self.failure.with_reason(
+                f"{given_up} simulations were given up, and none has sent a sample"
+            )
