@@ -19,29 +19,27 @@ NO_READER = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the subcommand that the arguments name, by default those of this process, and return its
-    exit code.
+    """Run the subcommand that the arguments name, and return its exit code.
+
+    By default they are those of this process.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    solver = given[given.index("--") + 1 :] if given[:1] == ["send"] and "--" in given else None
-    options = make_parser().parse_args(given if solver is None else given[: given.index("--")])
-    if solver is not None:  # a command with options of its own
-        options.solver = solver
+    texts = sys.argv[1:] if arguments is None else list(arguments)
+    if texts[:1] == ["send"] and "--" in texts:  # a command with options of its own follows
+        separator = texts.index("--")
+        options = make_parser().parse_args(texts[:separator])
+        options.solver = texts[separator + 1 :]
+    else:
+        options = make_parser().parse_args(texts)
 
     def show(message: object, *_: Any, **__: Any) -> None:
-        """Print a message of the command, or a warning, which says nothing of its place in the
-        code.
-        """
+        """Print a message of the command, or a warning without its place in the code."""
         print(f"compss-train {options.command}: {printable(str(message))}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
-            code = int(
-                getattr(import_module(f"compss_train.cli.{options.module}"), options.command)(
-                    options
-                )
-            )
+            module = import_module(f"compss_train.cli.{options.module}")
+            code = int(getattr(module, options.command)(options))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # ``head`` or another reader has closed the pipe

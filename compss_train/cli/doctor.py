@@ -1,5 +1,4 @@
-"""``compss-train doctor`` and ``configure``: check and configure what an engine needs, here and on
-nodes.
+"""``compss-train doctor`` and ``configure``: check what an engine needs, and configure it.
 
 A check yields findings, with advice for what is missing. It never raises because something is
 missing, never blocks beyond a timeout, and never imports torch in this process: it is fast and
@@ -34,11 +33,8 @@ JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME
 SSH_TIMEOUT = 10.0
 """Seconds for a login, above ssh's own 5 for the connection."""
 PROBE_TIMEOUT = 90.0
-"""Seconds for the program on a node: the first import of torch from a shared disk of a cluster is
-slow.
-"""
+"""Seconds for the program on a node: a first import of torch from a shared disk is slow."""
 
-# COMPSs's own ssh options, except that the list of known hosts stays unchanged.
 SSH = [
     "ssh",
     *("-o", "BatchMode=yes"),
@@ -47,6 +43,7 @@ SSH = [
     *("-o", "UserKnownHostsFile=/dev/null"),
     *("-o", "LogLevel=ERROR"),
 ]
+"""COMPSs's own ssh options, except that the list of known hosts stays unchanged."""
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -54,11 +51,8 @@ def doctor(options: argparse.Namespace) -> int:
     findings = examine(options)
     ready = all(finding.state != "missing" for finding in findings)
     if options.json:
-        print(
-            json.dumps(
-                {"ready": ready, "findings": [vars(finding) for finding in findings]}, indent=2
-            )
-        )
+        report = {"ready": ready, "findings": [vars(finding) for finding in findings]}
+        print(json.dumps(report, indent=2))
     else:
         print(as_text(findings, options.engine))
     return 0 if ready else 1
@@ -71,9 +65,8 @@ def configure(options: argparse.Namespace) -> int:
         workers = configuration.host_nodes(options.hosts, options.units, options.gpus, first_port)
     else:
         # One more range of ports, after those of the workers, for the coordinator.
-        first_port = options.first_port or configuration.free_first_port(
-            min(max(1, options.nodes), 254) + 1
-        )
+        ranges = min(max(1, options.nodes), 254) + 1
+        first_port = options.first_port or configuration.free_first_port(ranges)
         workers = configuration.loopback_nodes(
             options.nodes, options.units, options.gpus, first_port
         )
@@ -81,10 +74,8 @@ def configure(options: argparse.Namespace) -> int:
         options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir
     )
     for node in workers:
-        print(
-            f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to "
-            f"{node.last_port}"
-        )
+        ports = f"ports {node.first_port} to {node.last_port}"
+        print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, {ports}")
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")
     return 0
 
@@ -97,9 +88,12 @@ def examine(options: argparse.Namespace) -> list[Finding]:
     findings = [finding for check in checks for finding in check()]
     installed = _read("project file", options.project, configuration.read_project, findings)
     declared = _read("resources file", options.resources, configuration.read_resources, findings)
-    if declared and (unknown := set(installed) - set(declared)):
-        found = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
-        findings.append(Finding("nodes", "missing", found, "give each node an entry in both files"))
+    unknown = set(installed) - set(declared)
+    if declared and unknown:
+        observation = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
+        findings.append(
+            Finding("nodes", "missing", observation, "give each node an entry in both files")
+        )
     findings += check_resources(declared)
     names = options.nodes or tuple(installed)
     if not names:  # COMPSs needs ssh to this machine too
@@ -110,21 +104,25 @@ def examine(options: argparse.Namespace) -> list[Finding]:
         return list(check_node(node, options.python, folder, declared.get(node)))
 
     with ThreadPoolExecutor(min(32, len(names))) as pool:
-        return [*findings, *(finding for there in pool.map(check, names) for finding in there)]
+        for findings_of_node in pool.map(check, names):
+            findings += findings_of_node
+    return findings
 
 
 def as_text(findings: Sequence[Finding], engine: str) -> str:
     """Return one line per finding, and a last line with the verdict."""
     width = max(len(finding.name) for finding in findings)
-    lines = [
-        f"{finding.state:8} {finding.name:{width}}  {finding.found}"
-        + (finding.advice and f"; {finding.advice}")
-        for finding in findings
-    ]
-    if missing := [finding.name for finding in findings if finding.state == "missing"]:
-        see = f"see {', '.join(missing)}. The local engine needs none of this."
-        return "\n".join([*lines, f"The {engine} engine cannot run here yet: {see}"])
-    return "\n".join([*lines, f"The {engine} engine can run here."])
+    lines = []
+    for finding in findings:
+        line = f"{finding.state:8} {finding.name:{width}}  {finding.found}"
+        lines.append(f"{line}; {finding.advice}" if finding.advice else line)
+    missing = ", ".join(finding.name for finding in findings if finding.state == "missing")
+    if missing:
+        hint = f"see {missing}. The local engine needs none of this."
+        lines.append(f"The {engine} engine cannot run here yet: {hint}")
+    else:
+        lines.append(f"The {engine} engine can run here.")
+    return "\n".join(lines)
 
 
 def check_packages() -> Iterator[Finding]:
@@ -132,7 +130,8 @@ def check_packages() -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version())
     for name in ("torch", "numpy"):
         version = installed_version(name)
-        yield verdict(name, version is not None, version or "not installed", f"pip install {name}")
+        observation = version or "not installed"
+        yield verdict(name, observation, f"pip install {name}", ready=version is not None)
 
 
 def check_pycompss() -> Iterator[Finding]:
@@ -144,19 +143,17 @@ def check_pycompss() -> Iterator[Finding]:
     folder = configuration.presumed_home() / "Bindings/python/3"
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent.parent
-    found = f"{installed_version('pycompss') or 'the binding'} in {folder}"
+    observation = f"{installed_version('pycompss') or 'the binding'} in {folder}"
     extensions = [path.name for path in folder.glob("compss*.so")]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     if not (folder / "pycompss").is_dir():
         advice = f"it comes with COMPSs, only the compss engine needs it: {COMPSS_DOCS}"
         yield Finding("pycompss", "missing", "not importable", advice)
     elif extensions and not any(name.endswith((suffix, ".abi3.so")) for name in extensions):
-        built = f"{found}, compiled as {extensions[0]}"
-        yield Finding(
-            "pycompss", "missing", built, f"use that Python, or build COMPSs for {suffix}"
-        )
+        advice = f"use that Python, or build COMPSs for {suffix}"
+        yield Finding("pycompss", "missing", f"{observation}, compiled as {extensions[0]}", advice)
     else:
-        yield Finding("pycompss", "ok", found)
+        yield Finding("pycompss", "ok", observation)
 
 
 def check_compss_home() -> Iterator[Finding]:
@@ -170,49 +167,46 @@ def check_compss_home() -> Iterator[Finding]:
     elif not (home / "Runtime").is_dir():
         yield Finding("COMPSS_HOME", "missing", f"{home}, which has no Runtime folder", advice)
     else:
-        yield Finding(
-            "COMPSS_HOME",
-            "ok",
-            str(home) if "COMPSS_HOME" in os.environ else f"not set, but {home}",
-        )
+        observation = str(home) if "COMPSS_HOME" in os.environ else f"not set, but {home}"
+        yield Finding("COMPSS_HOME", "ok", observation)
 
 
 def check_java() -> Iterator[Finding]:
     """Run Java as COMPSs does: that of ``JAVA_HOME``, or the one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     if not home:
-        yield Finding(
-            "JAVA_HOME", "warning", "not set", "set it to a JDK, whose libjvm.so COMPSs loads"
-        )
+        advice = "set it to a JDK, whose libjvm.so COMPSs loads"
+        yield Finding("JAVA_HOME", "warning", "not set", advice)
     result = run_program([f"{home}/bin/java" if home else "java", "-version"])
-    yield verdict("java", result.code == 0, result.first_line, JAVA_ADVICE)
+    yield verdict("java", result.first_line, JAVA_ADVICE, ready=result.code == 0)
 
 
 def check_runcompss() -> Iterator[Finding]:
-    """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup
-    works.
+    """Look for runcompss on the PATH and ask for its version.
+
+    It prints the version only if its own setup works.
     """
     path = shutil.which("runcompss")
     if path is None:
         scripts = configuration.presumed_home() / "Runtime/scripts/user"
-        advice = (
-            f'export PATH="{scripts}:$PATH"'
-            if scripts.is_dir()
-            else f"install COMPSs: {COMPSS_DOCS}"
-        )
+        advice = f"install COMPSs: {COMPSS_DOCS}"
+        if scripts.is_dir():
+            advice = f'export PATH="{scripts}:$PATH"'
         yield Finding("runcompss", "missing", "not on the PATH", advice)
         return
     result = run_program([path, "--version"])
     version = re.search(r"version\s+(\d\S*)", result.output) if result.code == 0 else None
-    found = f"{version[1]} at {path}" if version else f"{path}: {result.first_line}"
-    yield verdict("runcompss", version is not None, found, "runcompss --version must work")
+    observation = f"{version[1]} at {path}" if version else f"{path}: {result.first_line}"
+    advice = "runcompss --version must work"
+    yield verdict("runcompss", observation, advice, ready=version is not None)
 
 
 def _read(
     name: str, path: Path | None, read: Callable[[Path], Mapping[str, T]], findings: list[Finding]
 ) -> Mapping[str, T]:
-    """Return the nodes of one of COMPSs's two XML files, and add the finding about it; empty
-    without a path.
+    """Return the nodes of one of COMPSs's two XML files, and add the finding about it.
+
+    Without a path there are none.
     """
     nodes: Mapping[str, T] = {}
     try:
@@ -220,9 +214,8 @@ def _read(
             nodes = read(path)
             findings.append(Finding(name, "ok", f"{path}: {', '.join(nodes) or 'no nodes'}"))
     except configuration.UNREADABLE as error:
-        findings.append(
-            Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one")
-        )
+        advice = "compss-train configure writes one"
+        findings.append(Finding(name, "missing", f"{path}: {error}", advice))
     return nodes
 
 
@@ -230,30 +223,36 @@ def check_resources(declared: Mapping[str, Node]) -> Iterator[Finding]:
     """Compare what a resources file declares of this machine with its cores and GPUs."""
     listed = run_program(["nvidia-smi", "-L"])
     gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
-    for node in filter(lambda each: is_local(each.name), declared.values()):
-        yield from judge_node(node, os.cpu_count() or 1, physical_cores(), gpus)
+    for node in declared.values():
+        if is_local(node.name):
+            yield judge_units(node, os.cpu_count() or 1, physical_cores())
+            yield from judge_gpus(node, gpus)
 
 
-def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
-    """Compare what is declared of a node with its logical cores, physical cores and GPUs."""
+def judge_units(node: Node, logical: int, physical: int) -> Finding:
+    """Compare the units that are declared of a node with its logical and physical cores."""
     name = f"units of {node.name}"
-    found = f"{node.cpus} declared, {physical} cores"
+    observation = f"{node.cpus} declared, {physical} cores"
     advice = f"compss-train configure --units {physical}"
     if node.cpus > logical:
         binding = "COMPSs binds each unit to a core, and tasks beyond the cores die"
-        yield Finding(
-            name, "missing", found, f"{binding}: {advice}, or runcompss --cpu_affinity=disabled"
+        advice = f"{binding}: {advice}, or runcompss --cpu_affinity=disabled"
+        return Finding(name, "missing", observation, advice)
+    if node.cpus > physical:
+        return Finding(
+            name, "warning", observation, f"two units on one core slow each other: {advice}"
         )
-    elif node.cpus > physical:
-        yield Finding(name, "warning", found, f"two units on one core slow each other: {advice}")
-    else:
-        yield Finding(name, "ok", found)
+    return Finding(name, "ok", observation)
+
+
+def judge_gpus(node: Node, gpus: int) -> Iterator[Finding]:
+    """Compare the GPUs that are declared of a node with those that it has."""
     name = f"GPUs of {node.name}"
-    found = f"{node.gpus} declared, {gpus} found"
+    observation = f"{node.gpus} declared, {gpus} found"
     if node.gpus > gpus:
-        yield Finding(name, "missing", found, f"compss-train configure --gpus {gpus}")
+        yield Finding(name, "missing", observation, f"compss-train configure --gpus {gpus}")
     elif gpus:
-        yield Finding(name, "ok", found)
+        yield Finding(name, "ok", observation)
 
 
 def _check_ssh(node: str) -> Finding:
@@ -263,8 +262,9 @@ def _check_ssh(node: str) -> Finding:
         "COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then "
         f"ssh-copy-id {node}"
     )
-    found = "without a password" if result.code == 0 else result.first_line
-    return verdict(f"ssh to {node}", result.code == 0, found, advice)
+    ready = result.code == 0
+    observation = "without a password" if ready else result.first_line
+    return verdict(f"ssh to {node}", observation, advice, ready=ready)
 
 
 def check_node(node: str, python: str, folder: Path, declared: Node | None) -> Iterator[Finding]:
@@ -272,53 +272,61 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
 
     ``folder`` is COMPSs's folder there, ``declared`` the node in the resources file.
     """
-    yield (login := _check_ssh(node))
+    login = _check_ssh(node)
+    yield login
     if login.state == "missing":
         return
     # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the
     # remote command line.
-    result = run_program(
-        [*SSH, node, "exec", shlex.quote(python), "-"], PROBE_TIMEOUT, stdin=probe_program(folder)
-    )
+    command = [*SSH, node, "exec", shlex.quote(python), "-"]
+    result = run_program(command, PROBE_TIMEOUT, stdin=probe_program(folder))
     try:
         answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
     except (IndexError, ValueError):
-        found = f"{python}: {result.first_line}"
+        observation = f"{python}: {result.first_line}"
         advice = "install Python there under the same path, or name another with --python"
-        yield Finding(f"Python on {node}", "missing", found, advice)
+        yield Finding(f"Python on {node}", "missing", observation, advice)
         return
-    here = {
+    yield from _compare_versions(node, answer)
+    observation = str(folder) if answer["compss"] else f"not in {folder}"
+    advice = "install it there or correct InstallDir in project.xml"
+    yield verdict(f"COMPSs on {node}", observation, advice, ready=answer["compss"])
+    if not answer["java"]:
+        observation = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
+        advice = "install a JDK, or export JAVA_HOME in ~/.bashrc"
+        yield Finding(f"java on {node}", "missing", observation, advice)
+    if declared and not is_local(node):
+        yield judge_units(declared, answer["cpus"], answer["cpus"])
+        yield from judge_gpus(declared, answer["gpus"])
+
+
+def _compare_versions(node: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compare what a node has installed with what this machine has."""
+    versions = {
         "python": platform.python_version(),
-        "torch": installed_version("torch"),
+        "torch": installed_version("torch") or "",
         "compss_train": __version__,
     }
-    for name, version in here.items():
-        label = f"{name} on {node}"
-        there = answer[name]
-        if there is None:
+    for name, version in versions.items():
+        title = f"{name} on {node}"
+        version_of_node = answer[name]
+        if version_of_node is None:
+            observation = f"not importable ({answer['problems'][name]})"
             advice = "install it there, or put it on a shared disk and name that with --pythonpath"
-            yield Finding(label, "missing", f"not importable ({answer['problems'][name]})", advice)
+            yield Finding(title, "missing", observation, advice)
             continue
-        same = _significant(name, there) == _significant(name, version or "")
-        found = there if same else f"{there}, but {version} here"
-        yield verdict(
-            label, same, found, "tasks are sent as pickles: use the same version on all nodes"
+        agree = _significant(name, version_of_node) == _significant(name, version)
+        observation = (
+            version_of_node if agree else f"{version_of_node}, but {version or 'none'} here"
         )
-    found = str(folder) if answer["compss"] else f"not in {folder}"
-    advice = "install it there or correct InstallDir in project.xml"
-    yield verdict(f"COMPSs on {node}", answer["compss"], found, advice)
-    if not answer["java"]:
-        found = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
-        yield Finding(
-            f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc"
-        )
-    if declared and not is_local(node):
-        yield from judge_node(declared, answer["cpus"], answer["cpus"], answer["gpus"])
+        advice = "tasks are sent as pickles: use the same version on all nodes"
+        yield verdict(title, observation, advice, ready=agree)
 
 
 def _significant(name: str, version: str) -> str:
-    """Return the part that must agree: Python's first two numbers, a package's version without
-    ``+cpu``.
+    """Return the part of a version that must agree.
+
+    It is Python's first two numbers, and a package's version without ``+cpu``.
     """
     return ".".join(version.split(".")[:2]) if name == "python" else version.split("+")[0]
 
@@ -343,8 +351,9 @@ print(json.dumps(answer))
 
 
 def probe_program(folder: Path) -> str:
-    """Return the Python program that examines a node, with COMPSs in this folder, and prints
-    JSON.
+    """Return the Python program that examines a node and prints JSON.
+
+    ``folder`` is COMPSs's folder on that node.
     """
     starter = folder / "Runtime/scripts/system/adaptors/nio/persistent_worker.sh"
     return PROBE.format(package_root=str(Path(__file__).parents[2]), starter=str(starter))

@@ -14,8 +14,7 @@ TIMEOUT = 20.0
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: its name, state, what was found, and how to fix it if something is
-    wrong.
+    """The result of one check: what was found, and how to fix it if something is wrong.
 
     ``missing``: the engine cannot run. ``warning``: it may fail or be slow.
     """
@@ -26,15 +25,18 @@ class Finding:
     advice: str = ""
 
 
-def verdict(name: str, ready: bool, found: str, advice: str) -> Finding:
-    """Return the finding ``ok``, or ``missing`` with advice."""
-    return Finding(name, "ok", found) if ready else Finding(name, "missing", found, advice)
+def verdict(name: str, observation: str, advice: str, *, ready: bool) -> Finding:
+    """Return the finding ``ok`` if it is ready, or ``missing`` with advice."""
+    if ready:
+        return Finding(name, "ok", observation)
+    return Finding(name, "missing", observation, advice)
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed
-    out.
+    """Exit code and output of a program.
+
+    ``code`` is ``None`` if it could not be started or timed out.
     """
 
     code: int | None
@@ -43,16 +45,16 @@ class ProgramResult:
     @property
     def first_line(self) -> str:
         """The first line that is not blank."""
-        return next(
-            (line.strip() for line in self.output.splitlines() if line.strip()), "no answer"
-        )
+        lines = self.output.strip().splitlines()
+        return lines[0].strip() if lines else "no answer"
 
 
 def run_program(
     command: Sequence[str], timeout: float | None = None, stdin: str = ""
 ) -> ProgramResult:
-    """Run a program and return its result; kill it and all its children after ``timeout``
-    seconds.
+    """Run a program and return its result.
+
+    After ``timeout`` seconds, by default ``TIMEOUT``, it is killed with all its children.
     """
     seconds = TIMEOUT if timeout is None else timeout
     try:
@@ -77,8 +79,9 @@ def run_program(
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it, or ``None`` if it is not
-    installed.
+    """Return the version of an installed package without importing it.
+
+    It is ``None`` if the package is not installed.
     """
     try:
         return metadata.version(package)

@@ -1,6 +1,4 @@
-"""``compss-train fit``: trains as a TOML file says, and prints its keys, the plan of a run and its
-results.
-"""
+"""``compss-train fit``: trains as a TOML file says, or prints its keys or the plan of a run."""
 
 import argparse
 import json
@@ -55,9 +53,8 @@ def _dry_run(run: training.TrainingRun) -> int:
         try:
             trainer.check_fit(**run.arguments)
         except Exception as error:  # the network and other code of the user may raise any kind
-            message = run_files.append_notes(
-                f"the fit would fail: {run_files.format_exception(error)}", error
-            )
+            message = f"the fit would fail: {run_files.format_exception(error)}"
+            message = run_files.append_notes(message, error)
             print(f"compss-train fit: {message}", file=sys.stderr)
             return 2
     print(plan)
@@ -80,13 +77,8 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
         else:
             lines[0] += "; --traceback shows where it failed"
         if isinstance(error, ModuleNotFoundError):
-            lines.insert(
-                0,
-                (
-                    "Workers of COMPSs find modules by a flag: runcompss "
-                    f"--pythonpath={run.file.home}"
-                ),
-            )
+            flag = f"runcompss --pythonpath={run.file.home}"
+            lines.insert(0, f"Workers of COMPSs find modules by a flag: {flag}")
         message = run_files.append_notes(run_files.format_exception(error), error, *lines)
         print(f"compss-train fit: training failed: {message}", file=sys.stderr)
         return FAILED
@@ -97,20 +89,29 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
 def spirals(
     samples: int = 3000, classes: int = 3, noise: float = 0.1, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the data of ``example.toml``: points on arms of a spiral, (samples, 2), and their
-    arms, (samples,).
+    """Return the data of ``example.toml``: points on arms of a spiral, and their arms.
+
+    The points have the shape (samples, 2), their arms (samples,).
     """
     random = np.random.default_rng(seed)
-    arm = random.integers(classes, size=samples)
-    along = random.uniform(size=samples)
-    angle = 2 * np.pi * (arm / classes + along) + noise * random.normal(size=samples)
-    return (along * np.stack([np.cos(angle), np.sin(angle)])).T.astype(np.float32), arm
+    arms = random.integers(classes, size=samples)
+    radii = random.uniform(size=samples)
+    angles = 2 * np.pi * (arms / classes + radii) + noise * random.normal(size=samples)
+    points = (radii * np.stack([np.cos(angles), np.sin(angles)])).T
+    return points.astype(np.float32), arms
 
 
 def format_keys() -> str:
-    """Return all keys of all sections, with their defaults, and the types that they have in
-    Python.
-    """
+    """Return all keys of all sections, with their defaults and their types in Python."""
+    blocks = []
+    for title, keys in _sections().items():
+        lines = [title, *(_format_key(name, key) for name, key in keys.items())]
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def _sections() -> dict[str, Mapping[str, Parameter]]:
+    """Return the keys of each section and table, by its title."""
     call = {objects.CALL: Parameter("name", Parameter.KEYWORD_ONLY, annotation='"module:name"')}
     function = {**call, "blocks": data.ARRAYS["blocks"]}
     fraction = Parameter(data.FRACTION, Parameter.KEYWORD_ONLY, annotation=float)
@@ -125,48 +126,48 @@ def format_keys() -> str:
         "[fit]": training.FIT,
         "[output]": training.OUTPUT,
     }
-    tables = {name: objects.parameters_of(kind) for name, kind in objects.TABLES.items()}
-    made = {name: writer.callback for name, writer in training.WRITERS.items()}
-    for name, kind in {**made, "early_stopping": callbacks.EarlyStopping}.items():
-        tables[name] = training.callback_options(kind)
-    sections |= {f"{name}, a table": keys for name, keys in tables.items()}
-    blocks = []
-    for title, keys in sections.items():
-        lines = [title]
-        for name, key in keys.items():
-            value = json.dumps(objects.NONE if key.default is None else key.default, default=str)
-            default = "(required)" if key.default is Parameter.empty else f"= {value}"
-            takes = (
-                key.annotation
-                if isinstance(key.annotation, str)
-                else formatannotation(key.annotation)
-            )
-            lines.append(f"  {name} {default}".ljust(40) + f"# {MODULES.sub('', takes)}")
-        blocks.append("\n".join(lines) + "\n")
-    return "\n".join(blocks)
+    for name, kind in objects.TABLES.items():
+        sections[f"{name}, a table"] = objects.parameters_of(kind)
+    for name, writer in training.WRITERS.items():
+        sections[f"{name}, a table"] = training.callback_options(writer.callback)
+    stopping = training.callback_options(callbacks.EarlyStopping)
+    return {**sections, "early_stopping, a table": stopping}
+
+
+def _format_key(name: str, key: Parameter) -> str:
+    default = "(required)"
+    if key.default is not Parameter.empty:
+        value = objects.NONE if key.default is None else key.default
+        default = f"= {json.dumps(value, default=str)}"
+    kind = key.annotation if isinstance(key.annotation, str) else formatannotation(key.annotation)
+    return f"  {name} {default}".ljust(40) + f"# {MODULES.sub('', kind)}"
 
 
 def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     """Return what a run would do, for ``--dry-run``."""
     net = trainer.model()
-    given = run.arguments
-    fitted = {name: value for name, value in run.file.section("fit").items() if name != "callbacks"}
-    validation = given.get("validation_data")
-    parameters = sum(parameter.numel() for parameter in net.parameters())
-    resumed = ", resumed" if run.folder.has_results else ", which holds no run to resume"
+    num_parameters = sum(parameter.numel() for parameter in net.parameters())
+    arguments = run.arguments
+    validation = "none"
+    if arguments.get("validation_data") is not None:
+        validation = _format_size(trainer.num_workers, *arguments["validation_data"])
     engine = trainer.configuration["trainer"]["engine"]
+    fit_options = run.file.section("fit")
+    fit_options.pop("callbacks", None)
+    output = str(run.folder.path)
+    if run.resume:
+        has_results = run.folder.has_results
+        output += ", resumed" if has_results else ", which holds no run to resume"
     plan = {
-        "network": f"{type(net).__name__}, {parameters:,} parameters",
-        "data": _format_size(trainer.num_workers, given["x"], given["y"]),
-        "validation": "none"
-        if validation is None
-        else _format_size(trainer.num_workers, *validation),
+        "network": f"{type(net).__name__}, {num_parameters:,} parameters",
+        "data": _format_size(trainer.num_workers, arguments["x"], arguments["y"]),
+        "validation": validation,
         "workers": f"{trainer.num_workers} ({engine}), {counted(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),
         "build": _format_options(run.file.section("build")),
-        "fit": _format_options(fitted),
-        "callbacks": ", ".join(type(callback).__name__ for callback in given["callbacks"]),
-        "output": f"{run.folder.path}{resumed if run.resume else ''}",
+        "fit": _format_options(fit_options),
+        "callbacks": ", ".join(type(callback).__name__ for callback in arguments["callbacks"]),
+        "output": output,
     }
     width = max(map(len, plan))
     lines = [f"{name.ljust(width)}  {text}" for name, text in plan.items()]
@@ -186,19 +187,16 @@ def _format_options(options: dict[str, Any]) -> str:
 def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> str:
     """Return the last metrics of a run, why it has stopped, and its files."""
     lines = []
-    if history := trainer.history:
-        counts = [
-            (history[-1]["epoch"], "epoch"),
-            (len(history), "round"),
-            (trainer.num_workers, "worker"),
-        ]
-        epochs, rounds, workers = (counted(*each) for each in counts)
+    history = trainer.history
+    if history:
+        epochs = counted(history[-1]["epoch"], "epoch")
+        rounds = counted(len(history), "round")
+        workers = counted(trainer.num_workers, "worker")
         seconds = sum(record["seconds"] for record in history)
-        lines.append(
-            f"{epochs} in {rounds}, {workers}, {seconds:,.1f} s: {format_metrics(history[-1])}"
-        )
-    if (reason := trainer.stopped) is not None:
-        lines.append(f"stopped: {reason}")
+        metrics = format_metrics(history[-1])
+        lines.append(f"{epochs} in {rounds}, {workers}, {seconds:,.1f} s: {metrics}")
+    if trainer.stopped is not None:
+        lines.append(f"stopped: {trainer.stopped}")
     names = ", ".join(path.name for path in folder.existing_files())
     return "\n".join([*lines, f"in {_relative(folder.path)}: {names}"])
 

@@ -49,22 +49,14 @@ def predict(options: argparse.Namespace) -> int:
             f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}"
         )
     if options.ids is not None and target.suffix not in TABLE_SUFFIXES:
-        raise ValueError(
-            f"--ids {options.ids}: only {' and '.join(TABLE_SUFFIXES)} files have "
-            "rows that it names"
-        )
+        suffixes = " and ".join(TABLE_SUFFIXES)
+        raise ValueError(f"--ids {options.ids}: only {suffixes} files have rows that it names")
     if target.suffix == ".parquet":
         import_pyarrow()  # or say at once that it is missing
     check_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file, x=options.x)
-        if options.ids is None:
-            ids = (
-                "sample",
-                [name for block in samples.blocks.values() for name in block.row_names()],
-            )
-        else:
-            ids = options.ids, _ids(samples, options.ids)
+        identifiers = _identifiers(samples, options.ids)
         with _rejected_samples("predicted"):
             output = trainer.predict(samples)
     if not isinstance(output, np.ndarray):
@@ -74,18 +66,14 @@ def predict(options: argparse.Namespace) -> int:
             f"compss_train.load({str(options.run)!r})(x)"
         )
     if options.classes:
-        if output.shape[1:2] in ((), (1,)):
-            raise ValueError(
-                f"--classes: the outputs have the shape {output.shape}, a single one for each "
-                "sample, which is no class; leave --classes out, and compare them with a "
-                "threshold"
-            )
-        output = output.argmax(axis=1)
+        output = _class_numbers(output)
     with atomic_path(target) as path:
         if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
             classes = data.classes_of(section).get(str(section.get("y", "y")), ())
-            _write_table(path, ids, output, classes, labelled=options.classes)
+            header, rows = _table_of(output, classes, as_classes=options.classes)
+            name = options.ids or "sample"
+            _write_table(path, name, identifiers, header=header, rows=rows)
         elif target.suffix == ".npy":
             np.save(path, output)
         else:
@@ -94,57 +82,76 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _ids(samples: FileDataset, name: str) -> list[Any]:
-    """Return the values of a column of tables, or of an array; raise ``BadFileError`` if a file
-    lacks it.
+def _identifiers(samples: FileDataset, name: str | None) -> list[Any]:
+    """Return the values of a column of tables, or of an array; without a name, files and rows.
+
+    Raises ``BadFileError`` if a file lacks it.
     """
+    if name is None:
+        return [row for block in samples.blocks.values() for row in block.row_names()]
     reader = samples.reader
-    ids = []
-    for path, rows in {block.path: block.file_rows for block in samples.blocks.values()}.items():
+    identifiers = []
+    rows_of_files = {block.path: block.file_rows for block in samples.blocks.values()}
+    for path, rows in rows_of_files.items():
         with reading.bad_file_errors(path):
             if isinstance(reader, readers.TableReader):
                 with reader.open(path, [name]) as table:
                     select_keys([name], table.schema.names)
-                    ids += table.rows(0, rows, [name])[name].to_pylist()
+                    identifiers += table.rows(0, rows, [name])[name].to_pylist()
             else:
-                ids += np.asarray(reader.read(path, 0, rows, [name])[0][name]).tolist()
-    return ids
+                arrays, *_ = reader.read(path, 0, rows, [name])
+                identifiers += np.asarray(arrays[name]).tolist()
+    return identifiers
+
+
+def _class_numbers(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the index of each sample's largest output."""
+    if output.shape[1:2] in ((), (1,)):
+        raise ValueError(
+            f"--classes: the outputs have the shape {output.shape}, a single one for each "
+            "sample, which is no class; leave --classes out, and compare them with a "
+            "threshold"
+        )
+    numbers: np.ndarray[Any, Any] = output.argmax(axis=1)
+    return numbers
+
+
+def _table_of(
+    output: np.ndarray[Any, Any], classes: Sequence[Any], *, as_classes: bool
+) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """Return the header and the rows of outputs, which are numbers of classes if ``as_classes``."""
+    rows = output.reshape(len(output), -1)
+    if as_classes and output.ndim == 1 and classes:
+        unnamed = [f"output {n}" for n in range(len(classes), int(rows.max()) + 1)]
+        return ["class"], np.take([*classes, *unnamed], rows)
+    if len(classes) == rows.shape[1]:
+        return [str(name) for name in classes], rows
+    return [f"output {n}" for n in range(rows.shape[1])], rows
 
 
 def _write_table(
     path: Path,
-    ids: tuple[str, list[Any]],
-    output: np.ndarray[Any, Any],
-    classes: Sequence[Any],
+    name: str,
+    identifiers: Sequence[Any],
     *,
-    labelled: bool,
+    header: Sequence[str],
+    rows: np.ndarray[Any, Any],
 ) -> None:
-    """Write a row for each sample: what identifies it, and its outputs, or the class if these are
-    ``labelled``.
-    """
-    (name, of_samples) = ids
-    rows = output.reshape(len(output), -1)
-    named = (
-        classes if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
-    )
-    header = list(map(str, named))
-    if labelled and output.ndim == 1 and classes:
-        others = [f"output {n}" for n in range(len(classes), int(rows.max()) + 1)]
-        header = ["class"]
-        rows = np.take([*classes, *others], rows)
+    """Write a row for each sample: what identifies it, in a column called ``name``, and outputs."""
     if name in header:
         raise ValueError(
             f"--ids {name}: a column of the outputs has this name; name another "
             "column, or write .npy"
         )
     if path.suffix == ".parquet":
-        columns = import_pyarrow().table([of_samples, *rows.T], names=[name, *header])
-        import_pyarrow("pyarrow.parquet").write_table(columns, path)
+        table = import_pyarrow().table([identifiers, *rows.T], names=[name, *header])
+        import_pyarrow("pyarrow.parquet").write_table(table, path)
         return
     with open(path, "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow([name, *header])
-        table.writerows([each, *row] for each, row in zip(of_samples, rows.tolist(), strict=True))
+        writer = csv.writer(file)
+        writer.writerow([name, *header])
+        for identifier, row in zip(identifiers, rows.tolist(), strict=True):
+            writer.writerow([identifier, *row])
 
 
 def load(
@@ -179,9 +186,9 @@ def load(
     """
     if net is not None:
         with checkpoints.local_copy(path) as local:
-            content = (
-                checkpoints.read_latest_checkpoint(local, warn=True)[1] if local.is_dir() else {}
-            )
+            content: dict[str, Any] = {}
+            if local.is_dir():
+                _, content = checkpoints.read_latest_checkpoint(local, warn=True)
             parameters.load_into(net, content.get("parameters") or parameters.load(local))
         return net.eval()
     if locations.is_remote(os.fspath(path)) or Path(path).is_file():
@@ -199,8 +206,7 @@ def load(
 def _open_run(
     options: argparse.Namespace,
 ) -> Iterator[tuple[run_files.RunFile, DistributedTrainer]]:
-    """Yield the file of the run in a folder, and its trainer with the final parameters, or the best
-    ones.
+    """Yield the file of the run in a folder, and its trainer with the final or best parameters.
 
     A killed run provides the parameters of its last checkpoint. In the block, the current folder is
     the run's home. Unless the run is trusted, the modules that its file imports are named before,
@@ -217,9 +223,8 @@ def _open_run(
         if not options.best and folder.parameters.exists():
             final = parameters.load(folder.parameters)
             if folder.sha256() not in (None, saved_state.sha256_of(final)):
-                reason = (
-                    f"does not hold the parameters whose SHA-256 is in {folder.state_file.name}"
-                )
+                state = folder.state_file.name
+                reason = f"does not hold the parameters whose SHA-256 is in {state}"
                 raise BadFileError(str(folder.parameters), reason)
             trainer.set_parameters(final)
         elif folder.checkpoints.is_dir():
@@ -227,9 +232,12 @@ def _open_run(
                 warnings.filterwarnings("ignore", "fits continue")  # no fit does
                 trainer.restore(folder.checkpoints, best=options.best)
         else:
-            also = "" if options.best else f" and no {folder.parameters.name}"
-            missing = f"{folder.path} has no {folder.checkpoints.name}{also}"
-            raise run_files.RunFileError(f"{missing}; has a round of this run ended?")
+            missing = f"no {folder.checkpoints.name}"
+            if not options.best:
+                missing += f" and no {folder.parameters.name}"
+            raise run_files.RunFileError(
+                f"{folder.path} has {missing}; has a round of this run ended?"
+            )
         with trainer:
             yield file, trainer
 
@@ -249,22 +257,20 @@ def _validation_data(file: run_files.RunFile, trainer: DistributedTrainer) -> da
 
 @contextmanager
 def _rejected_samples(verb: str) -> Iterator[None]:
-    """Convert errors that a network raises into a ``ValueError``: these samples cannot be ``verb``,
-    and why.
-    """
+    """Convert errors of a network into a ``ValueError`` that says what samples cannot be."""
     try:
         yield
     except (RuntimeError, ArithmeticError, LookupError) as error:
-        raise ValueError(
-            run_files.append_notes(f"these samples cannot be {verb}: {error}", error)
-        ) from error
+        message = f"these samples cannot be {verb}: {error}"
+        raise ValueError(run_files.append_notes(message, error)) from error
 
 
 def read_pair(
     names: Sequence[str], run_file: run_files.RunFile, x: Sequence[str] = ()
 ) -> data.Dataset:
-    """Return x and y: two ``.npy`` files, or files that hold both under the array names of
-    ``[data]``, or ``x``.
+    """Return x and y: two ``.npy`` files, or files that hold both.
+
+    Their arrays have the names of ``[data]``, or x that of ``x``.
     """
     if not all(name.endswith(".npy") for name in names):
         return data.Dataset(read_samples(names, run_file, x=x, targets=True))
@@ -283,23 +289,23 @@ def read_samples(
     x: Sequence[str] = (),
     targets: bool = False,
 ) -> FileDataset:
-    """Return files that hold x, and with ``targets`` y; a single array is x if no targets are
-    needed.
+    """Return files that hold x, and with ``targets`` y.
 
-    ``x`` names an array, or several columns, in place of what ``[data]`` says.
+    A single array is x if no targets are needed. ``x`` names an array, or several columns, in place
+    of what ``[data]`` says.
     """
     files = [file for name in names for file in locations.file_names(name)]
-    named = data.array_names(run_file.section("data"), files[0])
+    section = data.array_names(run_file.section("data"), files[0])
     if x:
-        named["x"] = [*x] if len(x) > 1 else x[0]
+        section["x"] = [*x] if len(x) > 1 else x[0]
     if not targets:  # the files need not have them
-        named["y"] = objects.NONE
-    dataset = FileDataset(**objects.keywords_of({"files": files, **named}, data.FILES))
-    coded = [name for name in dataset.classes if name not in named.get("classes", {})]
-    if coded and isinstance(dataset.reader, readers.TableReader):
+        section["y"] = objects.NONE
+    dataset = FileDataset(**objects.keywords_of({"files": files, **section}, data.FILES))
+    unknown = [name for name in dataset.classes if name not in section.get("classes", {})]
+    if unknown and isinstance(dataset.reader, readers.TableReader):
         raise ValueError(
-            f"{files[0]} holds strings in {coded[0]!r}, and the run does not say which classes "
-            f"these were in training: --set \"data.classes={{{coded[0]}=['a', 'b']}}\" names "
+            f"{files[0]} holds strings in {unknown[0]!r}, and the run does not say which classes "
+            f"these were in training: --set \"data.classes={{{unknown[0]}=['a', 'b']}}\" names "
             "them in the order of their codes"
         )
     arrays = list(dataset.layout or ())

@@ -1,11 +1,10 @@
-"""Checks of ``compss-train doctor --engine ray``: Ray's version, the cluster's address, its links
-and nodes.
-"""
+"""Checks of ``compss-train doctor --engine ray``: Ray, the cluster, its links and nodes."""
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from compss_train._utils import __version__
 from compss_train.cli.findings import Finding, installed_version, run_program, verdict
@@ -37,81 +36,73 @@ def answer():
 
 print(json.dumps({"keepalive": ray._config.grpc_client_keepalive_time_ms()}))
 nodes = [node for node in ray.nodes() if node["Alive"]]
-on_nodes = [On(node["NodeID"], soft=False) for node in nodes]
-asked = [answer.options(scheduling_strategy=on_node).remote() for on_node in on_nodes]
-for node, ref in zip(nodes, asked):
+strategies = [On(node["NodeID"], soft=False) for node in nodes]
+answers = [answer.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+for node, reference in zip(nodes, answers):
     try:
-        found = ray.get(ref, timeout=60)
+        reply = ray.get(reference, timeout=60)
     except Exception as error:
-        found = {"error": str(error).strip().splitlines()[-1]}
-    has = {name: int(node["Resources"].get(name, 0)) for name in ("CPU", "GPU")}
-    print(json.dumps({"name": node["NodeManagerAddress"], **has, **found}))
+        reply = {"error": str(error).strip().splitlines()[-1]}
+    resources = {name: int(node["Resources"].get(name, 0)) for name in ("CPU", "GPU")}
+    print(json.dumps({"name": node["NodeManagerAddress"], **resources, **reply}))
 """
 """The program that joins the cluster at the address in the environment, as the engine does.
 
-Prints a problem; or the milliseconds between the pings that Ray sends from here, and what each node
+Prints a problem, or the milliseconds between the pings that Ray sends from here, and what each node
 has.
 """
 
 
 def check_ray() -> Iterator[Finding]:
-    """Check that Ray is installed, that a cluster answers, and that its nodes can import
-    ``compss_train``.
-    """
+    """Check that Ray is installed, a cluster answers, and nodes can import ``compss_train``."""
     version = installed_version("ray")
-    yield verdict(
-        "ray", version is not None, version or "not installed", "pip install 'compss_train[ray]'"
-    )
+    advice = "pip install 'compss_train[ray]'"
+    yield verdict("ray", version or "not installed", advice, ready=version is not None)
     if version is None:
         return
-    if not (address := os.environ.get("RAY_ADDRESS")):
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
         yield Finding("RAY_ADDRESS", "ok", "not set: engine='ray' starts a cluster on this machine")
         return
     result = run_program([sys.executable, "-c", PROBE], CLUSTER_TIMEOUT)
     lines = result.output.splitlines()
     here, *nodes = [json.loads(line) for line in lines if line.startswith("{")] or [{}]
     if result.code != 0:
-        found = here.get("problem") or f"{address}: {lines[-1] if lines else 'no answer'}"
-        yield Finding("RAY_ADDRESS", "missing", found)
+        observation = here.get("problem") or f"{address}: {lines[-1] if lines else 'no answer'}"
+        yield Finding("RAY_ADDRESS", "missing", observation)
         return
     yield Finding("RAY_ADDRESS", "ok", address)
-    yield check_keepalive(
-        here["keepalive"], [node["keepalive"] for node in nodes if "keepalive" in node]
-    )
-    for node in nodes:
-        name = f"node {node['name']}"
-        found = f"{node['CPU']} CPUs, {node['GPU']} GPUs"
-        advice = "install the same compss_train on every node"
-        if "error" in node:
-            yield Finding(
-                name, "missing", f"{found}, cannot import compss_train: {node['error']}", advice
-            )
-        elif node["version"] != __version__:
-            yield Finding(
-                name,
-                "warning",
-                f"{found}, compss_train {node['version']} instead of {__version__}",
-                advice,
-            )
-        else:
-            yield Finding(name, "ok", found)
+    keepalives = [node["keepalive"] for node in nodes if "keepalive" in node]
+    yield check_keepalive(here["keepalive"], keepalives)
+    yield from map(_check_node, nodes)
 
 
-def check_keepalive(here: int, there: Sequence[int]) -> Finding:
+def _check_node(node: Mapping[str, Any]) -> Finding:
+    """Return whether a node can import this version, by what the program has printed of it."""
+    name = f"node {node['name']}"
+    observation = f"{node['CPU']} CPUs, {node['GPU']} GPUs"
+    advice = "install the same compss_train on every node"
+    if "error" in node:
+        problem = f"cannot import compss_train: {node['error']}"
+        return Finding(name, "missing", f"{observation}, {problem}", advice)
+    if node["version"] != __version__:
+        problem = f"compss_train {node['version']} instead of {__version__}"
+        return Finding(name, "warning", f"{observation}, {problem}", advice)
+    return Finding(name, "ok", observation)
+
+
+def check_keepalive(here: int, of_nodes: Sequence[int]) -> Finding:
     """Compare the milliseconds between pings that the program (``here``) and the nodes have.
 
     A server of Ray's closes connections on which pings come more often than it would send them
     itself, and more often than once a minute.
     """
     name = f"RAY_{KEEPALIVE}"
-    if {*there} <= {here}:
+    if set(of_nodes) <= {here}:
         return Finding(name, "ok", f"{here:,} ms here and on all nodes that answer")
-    found = (
-        f"{here:,} ms here, {' and '.join(f'{each:,}' for each in sorted({*there}))} ms on "
-        "the nodes"
-    )
+    intervals = " and ".join(f"{milliseconds:,}" for milliseconds in sorted(set(of_nodes)))
     advice = (
         "where they differ, tasks of more than a minute die: unset it, or set it for all "
-        "with --system-config"
+        "with --system-config of ray start --head"
     )
-    return Finding(name, "missing", found, f"{advice} of ray start --head")
+    return Finding(name, "missing", f"{here:,} ms here, {intervals} ms on the nodes", advice)

@@ -1,6 +1,4 @@
-"""``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of
-runs say.
-"""
+"""``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what histories say."""
 
 import argparse
 import json
@@ -16,6 +14,7 @@ from compss_train.reports import advice, comparison, formatting, html, records
 from compss_train.reports.history import History, configuration_path, save_figure
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of workers for which the seconds of a round are predicted."""
 WORTH = 1.1
 """More workers are worth it if fewer take more than this factor of the shortest time."""
 
@@ -24,9 +23,8 @@ def report(options: argparse.Namespace) -> int:
     """Write the page and print its path."""
     path, history = read_history(options.run)
     folder = RunFolder(path.parent)
-    output = options.output or (
-        folder.report if folder.run_file.exists() else path.with_suffix(".html")
-    )
+    default = folder.report if folder.run_file.exists() else path.with_suffix(".html")
+    output = options.output or default
     html.check_name(output)
     html.write(output, history, read_configuration(path), status=folder.state())
     print(f"{formatting.counted(len(history), 'round')} reported in {output}")
@@ -43,12 +41,15 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the table; write a page if the named file ends in .html, else an image, and print its
-    path.
+    """Print the table; write a page or an image, and print its path.
+
+    It is a page if the name of the file ends in .html.
     """
-    found = [(path, *read_history(path)) for path in options.runs]
     output = options.output
-    compared = [_compared(path, history, read_configuration(file)) for path, file, history in found]
+    compared = []
+    for path in options.runs:
+        file, history = read_history(path)
+        compared.append(_compared(path, history, read_configuration(file)))
     print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
@@ -70,14 +71,12 @@ def runs(options: argparse.Namespace) -> int:
         raise FileNotFoundError(
             f"{options.folder}: this folder has no runs; name the one that holds their folders"
         )
-    rows = [
-        comparison.comparison_table([_compared(file.parent, History.load(file), {})])[0]
-        for file in files
-    ]
-    lasts = [
-        {name: cell for name, cell in row.items() if not name.startswith("best ")} for row in rows
-    ]
-    print(_format_table(lasts))
+    rows = []
+    for file in files:
+        run = _compared(file.parent, History.load(file), {})
+        (row,) = comparison.comparison_table([run])
+        rows.append({name: cell for name, cell in row.items() if not name.startswith("best ")})
+    print(_format_table(rows))
     return 0
 
 
@@ -94,16 +93,19 @@ def _compared(
 
 
 def _format_table(rows: Sequence[Mapping[str, str]], *, fit: bool = False) -> str:
-    """Return rows as aligned columns, each with its name; with ``fit`` as lines if only these fit
-    the terminal.
+    """Return rows below the names of their columns, all aligned.
+
+    With ``fit`` rows are columns if only these fit the terminal.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
-    cells = [[formatting.printable(cell) for cell in line] for line in lines]
-    texts, turned = (formatting.columns(table) for table in (cells, list(zip(*cells, strict=True))))
-    if fit and len(texts[0]) > max(len(turned[0]), shutil.get_terminal_size().columns):
-        texts = turned
-    return "\n".join(text.rstrip() for text in texts)
+    table = [names, *([row.get(name, "-") for name in names] for row in rows)]
+    cells = [[formatting.printable(cell) for cell in line] for line in table]
+    lines = formatting.columns(cells)
+    if fit:
+        turned = formatting.columns(list(zip(*cells, strict=True)))
+        if len(lines[0]) > max(len(turned[0]), shutil.get_terminal_size().columns):
+            lines = turned
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def advise(options: argparse.Namespace) -> int:
@@ -113,29 +115,32 @@ def advise(options: argparse.Namespace) -> int:
         cost = advice.measured_cost(history)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    given = options.processes
-    processes = cost.processes if given is None else validation.check_count("--processes", given)
+    processes = cost.processes
+    if options.processes is not None:
+        processes = validation.check_count("--processes", options.processes)
     lines = [["workers ", "seconds a round", "samples/s", "not training"]]
-    rounds = {}
+    seconds_by_workers = {}
     for workers in sorted({*WORKERS, cost.workers}):
-        training, others = cost.seconds(workers, processes)
-        seconds = rounds[workers] = training + others
-        mark = "*" if (workers, processes) == (cost.workers, cost.processes) else " "
-        share = f"{records.per_second(others, seconds):.0%}"
-        cells = (
-            formatting.number(seconds),
-            formatting.speed(records.per_second(cost.samples, seconds)),
-            share,
+        training, not_training = cost.seconds(workers, processes)
+        seconds = training + not_training
+        seconds_by_workers[workers] = seconds
+        is_measured = (workers, processes) == (cost.workers, cost.processes)
+        lines.append(
+            [
+                f"{workers}{'*' if is_measured else ' '}",
+                formatting.number(seconds),
+                formatting.speed(records.per_second(cost.samples, seconds)),
+                f"{records.per_second(not_training, seconds):.0%}",
+            ]
         )
-        lines.append([f"{workers}{mark}", *cells])
-    best = next(
-        workers for workers, seconds in rounds.items() if seconds <= WORTH * min(rounds.values())
-    )
+    limit = WORTH * min(seconds_by_workers.values())
+    best = min(workers for workers, seconds in seconds_by_workers.items() if seconds <= limit)
     print(
         f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} "
         "samples a round\n"
     )
-    print("\n".join(formatting.columns(lines, str.rjust)), "* measured", sep="\n", end="\n\n")
+    print("\n".join(formatting.columns(lines, str.rjust)))
+    print("* measured\n")
     print(
         f"Fastest for the same samples, or nearly, where {processes} train at a time: {best} "
         "workers."
@@ -166,7 +171,7 @@ def read_configuration(history: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_bytes())
-        return {part: None if options is None else dict(options) for part, options in found.items()}
+        parts = json.loads(path.read_bytes())
+        return {part: None if options is None else dict(options) for part, options in parts.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadFileError(str(path), f"is not a configuration: {error}") from error

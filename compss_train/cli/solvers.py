@@ -17,7 +17,7 @@ LIBRARIES = ("libcompss_train.a", "libmelissa.a", "libmelissa_api.a")
 
 
 def send(options: argparse.Namespace) -> int:
-    """Send samples from standard input, or from a solver's output, until it ends or training does.
+    """Send samples from standard input or a solver's output, until it or training ends.
 
     Raises ``ValueError`` for another number of samples than ``options.samples``, and
     ``ChildProcessError`` if the solver fails.
@@ -34,8 +34,8 @@ def send(options: argparse.Namespace) -> int:
 def headers(options: argparse.Namespace) -> int:
     """Print the folder of the headers, or the libraries that were built.
 
-    Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with what it says if
-    it fails.
+    Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with the compiler's
+    words if it fails.
     """
     if options.build is None:
         print(HEADERS)
@@ -46,21 +46,20 @@ def headers(options: argparse.Namespace) -> int:
             "there is neither mpicc nor cc in PATH; name a C compiler with --compiler"
         )
     options.build.mkdir(parents=True, exist_ok=True)
-    first, *others = (options.build / name for name in LIBRARIES)
     with tempfile.TemporaryDirectory() as temporary:
         compiled = f"{temporary}/compss_train.o"
-        archive = f"{temporary}/{first.name}"
+        archive = f"{temporary}/{LIBRARIES[0]}"
         _run(compiler, "-O2", "-fPIC", "-c", f"{HEADERS}/libcompss_train.c", "-o", compiled)
         _run("ar", "rcs", archive, compiled)
-        for library in (first, *others):
-            shutil.copyfile(archive, library)
-            print(library)
+        for name in LIBRARIES:
+            shutil.copyfile(archive, options.build / name)
+            print(options.build / name)
     return 0
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
         raise ChildProcessError(
-            f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}"
+            f"{' '.join(command)} ended with status {result.returncode}: {result.stderr.strip()}"
         )

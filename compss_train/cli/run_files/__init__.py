@@ -1,6 +1,4 @@
-"""A run on the disk: its TOML file, with the settings of the command line, its folder, and errors
-in the file.
-"""
+"""A run on the disk: its TOML file with settings of the command line, errors in it, its folder."""
 
 import copy
 import json
@@ -24,9 +22,7 @@ SECTIONS = ("trainer", "network", "data", "validation", "build", "fit", "output"
 RUN_FILE = "config.toml"
 """The name of the run file in the folder of a run."""
 HOME = "home"
-"""The key, outside of all sections, of the folder that relative file names refer to; runs write
-it.
-"""
+"""The key, outside of all sections, of the folder that relative file names refer to."""
 
 
 class RunFileError(ValueError):
@@ -55,20 +51,16 @@ class Errors:
 
     def check(self, source: Path) -> None:
         """Raise ``RunFileError`` if there are errors; it begins with the name of their source."""
-        if self.messages:
-            several = len(self.messages) > 1
-            text = (
-                "".join(f"\n  {message}" for message in self.messages)
-                if several
-                else f" {self.messages[0]}"
-            )
-            raise RunFileError(f"{source}:{text}") from self._cause
+        if not self.messages:
+            return
+        text = f" {self.messages[0]}"
+        if len(self.messages) > 1:
+            text = "".join(f"\n  {message}" for message in self.messages)
+        raise RunFileError(f"{source}:{text}") from self._cause
 
 
 def format_exception(error: BaseException) -> str:
-    """Return the message of an exception, after its type unless its message is written for
-    users.
-    """
+    """Return the message of an exception, after its type unless the message is for users."""
     message = exception_message(error)
     if isinstance(error, ValueError | ModuleNotFoundError | OSError) and message:
         return message
@@ -76,8 +68,9 @@ def format_exception(error: BaseException) -> str:
 
 
 def exception_message(error: BaseException) -> str:
-    """Return the message of an exception; for an error of the operating system, the file and the
-    reason.
+    """Return the message of an exception.
+
+    For an error of the operating system it is the file and the reason.
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
@@ -108,9 +101,7 @@ class RunFile:
 
     @property
     def output(self) -> Path:
-        """The run's folder: as the file says, else the folder of a run's own file, else
-        ``runs/NAME``.
-        """
+        """The run's folder: as the file says, else that of a run's own file, else ``runs/NAME``."""
         folder = self.section("output").get("folder")
         if isinstance(folder, str):
             return self.home / folder
@@ -127,8 +118,9 @@ class RunFile:
         return replace(self, table={**self.table, section: {**self.section(section), key: value}})
 
     def dumps(self, seed: int) -> str:
-        """Return TOML text that repeats this run from any folder: with its seed and home, without
-        its output.
+        """Return TOML text that repeats this run from any folder.
+
+        It has the seed and the home of the run, and not its output folder.
         """
         seeded = self.with_value("trainer", "seed", seed)
         output = {key: value for key, value in self.section("output").items() if key != "folder"}
@@ -140,10 +132,8 @@ class RunFile:
             if name not in (*SECTIONS, HOME):
                 errors.add("top level", unknown_name(name, SECTIONS, "section"))
             elif name != HOME and not isinstance(value, dict):
-                errors.add(
-                    "top level",
-                    f"{name} = {value!r} is not a section; write [{name}] and its keys below",
-                )
+                hint = f"write [{name}] and its keys below"
+                errors.add("top level", f"{name} = {value!r} is not a section; {hint}")
 
 
 def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> RunFile:
@@ -163,8 +153,9 @@ def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> R
 
 
 def read_toml(path: Path, hint: str = "") -> TomlTable:
-    """Return the contents of a TOML file; raise ``RunFileError``, with the hint, if it cannot be
-    read or parsed.
+    """Return the contents of a TOML file.
+
+    Raises ``RunFileError``, with the hint, if it cannot be read or parsed.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -178,10 +169,8 @@ def apply_settings(table: TomlTable, settings: Iterable[str]) -> TomlTable:
     """Return a copy of the table with each ``section.key=value`` set.
 
     A value is parsed as TOML (``3``, ``true``, ``[1, 2]``); any other text is a string, which needs
-    no quotes.
-
-    Raises ``RunFileError`` for a setting of another form, or of a key inside a value that is not a
-    table.
+    no quotes. Raises ``RunFileError`` for a setting of another form, or of a key inside a value
+    that is not a table.
     """
     changed = copy.deepcopy(table)
     for setting in settings:
@@ -198,11 +187,17 @@ def apply_settings(table: TomlTable, settings: Iterable[str]) -> TomlTable:
                 raise RunFileError(
                     f"--set {setting}: {name} is {part!r} in the file, not a table with keys"
                 )
-        part[key] = text.strip()
-        with suppress(tomllib.TOMLDecodeError, RecursionError):
-            parsed = tomllib.loads(f"value = {text}")
-            part[key] = parsed["value"] if len(parsed) == 1 else part[key]
+        part[key] = _parsed(text)
     return changed
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a text in TOML, or the text itself."""
+    with suppress(tomllib.TOMLDecodeError, RecursionError):
+        table = tomllib.loads(f"value = {text}")
+        if len(table) == 1:  # and no other line, which is no value
+            return table["value"]
+    return text.strip()
 
 
 RUNNING = "running"
@@ -219,9 +214,7 @@ class RunFolder:
         self.run_file = path / RUN_FILE
         """The run file with all settings."""
         self.configuration = path / "configuration.json"
-        """``trainer.configuration`` at the start of the fit: all options, versions and the
-        machine.
-        """
+        """``trainer.configuration`` at the start of the fit: options, versions and the machine."""
         self.history = path / "history.jsonl"
         """The history as JSON lines, one a round."""
         self.parameters = path / "parameters.safetensors"
@@ -242,8 +235,8 @@ class RunFolder:
     @property
     def has_results(self) -> bool:
         """Whether a run has completed a round here."""
-        rounds = self.history.exists() and self.history.stat().st_size > 0
-        return rounds or self.parameters.exists() or self.has_checkpoints
+        has_rounds = self.history.exists() and self.history.stat().st_size > 0
+        return has_rounds or self.parameters.exists() or self.has_checkpoints
 
     @property
     def has_checkpoints(self) -> bool:
@@ -252,50 +245,46 @@ class RunFolder:
 
     def write_state(self, state: str, sha256: str | None = None) -> None:
         """Write the state of the run of this process, and the checksum of its parameters."""
-        written = {
+        content = {
             "state": state,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "parameters": sha256,
         }
-        files.write_atomic(self.state_file, json.dumps(written))
+        files.write_atomic(self.state_file, json.dumps(content))
 
     def sha256(self) -> str | None:
-        """Return the checksum of the parameters that the run has saved, or ``None`` if it is
-        unknown.
-        """
+        """Return the checksum of the parameters that the run has saved; ``None`` if unknown."""
         with suppress(OSError, ValueError, TypeError, KeyError):
-            return (
-                str(json.loads(self.state_file.read_text(encoding="utf-8"))["parameters"] or "")
-                or None
-            )
+            content = json.loads(self.state_file.read_text(encoding="utf-8"))
+            return str(content["parameters"]) if content["parameters"] else None
         return None
 
     def state(self) -> str | None:
-        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped by ..."``;
-        ``None`` if unknown.
+        """Return the state of the run, such as ``"complete"`` or ``"stopped by ..."``.
 
-        It is ``KILLED`` if the process that wrote ``RUNNING`` on this machine has ended.
+        It is ``None`` if unknown, and ``RUNNING`` while the process runs. It is ``KILLED`` if the
+        process that wrote ``RUNNING`` on this machine has ended.
         """
         try:
-            written = json.loads(self.state_file.read_text(encoding="utf-8"))
-            state = str(written["state"])
-            host = written["host"]
-            pid = int(written["pid"])
+            content = json.loads(self.state_file.read_text(encoding="utf-8"))
+            state = str(content["state"])
+            is_of_this_machine = content["host"] == socket.gethostname()
+            pid = int(content["pid"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        ended = state == RUNNING and host == socket.gethostname() and not files.is_running(pid)
-        return KILLED if ended else state
+        if state == RUNNING and is_of_this_machine and not files.is_running(pid):
+            return KILLED
+        return state
 
     def existing_files(self) -> list[Path]:
         """Return the files and folders that exist."""
-        results = [self.parameters, self.history, self.csv, self.report, self.profile]
-        settings = [self.run_file, self.configuration, self.state_file]
-        return [
-            path
-            for path in (*results, *settings, self.checkpoints, self.tensorboard)
-            if path.exists()
-        ]
+        paths = (
+            *(self.parameters, self.history, self.csv, self.report, self.profile),
+            *(self.run_file, self.configuration, self.state_file),
+            *(self.checkpoints, self.tensorboard),
+        )
+        return [path for path in paths if path.exists()]
 
     def clear(self) -> None:
         """Remove the files of a run, and no others."""

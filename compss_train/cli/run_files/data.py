@@ -1,10 +1,8 @@
-"""The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their
-split.
-"""
+"""The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,17 +43,19 @@ def named_arrays(
     weight: str | dict[str, Any] | None = None,
     blocks: int | list[int] | None = None,
 ) -> Dataset:
-    """Return arrays that a section names, each a file, a table of file and key, or an object, cut
-    into blocks.
+    """Return arrays that a section names, cut into blocks.
+
+    Each is a file, a table of file and key, or an object.
     """
-    given = {"x": x, "y": y, "weight": weight}
-    arrays = {role: load_array(value, role) for role, value in given.items() if value is not None}
+    names = {"x": x, "y": y, "weight": weight}
+    arrays = {role: load_array(name, role) for role, name in names.items() if name is not None}
     return _in_grid(Dataset(**arrays), blocks)
 
 
 FILES = parameters_of(FileDataset)
+"""The keys of a section that names files of samples."""
 ARRAYS = parameters_of(named_arrays)
-"""The keys of a section that names files of samples, or arrays."""
+"""The keys of a section that names arrays."""
 
 
 def read_data(
@@ -69,16 +69,14 @@ def read_data(
         as_data_source(data.x, data.y, num_workers)
     with errors.collect("[validation]"):
         section = run_file.section("validation")
-        if FRACTION not in section:
-            validation = (
-                read_validation(run_file, getattr(data.x, "classes", None)) if section else None
-            )
-        elif unknown := [key for key in section if key != FRACTION]:
-            raise ValueError(
-                f"{unknown_name(unknown[0], (FRACTION,), 'key')}, which takes from [data]"
-            )
-        elif data.x is not None:
+        unknown = [key for key in section if key != FRACTION]
+        if FRACTION in section and unknown:
+            message = unknown_name(unknown[0], (FRACTION,), "key")
+            raise ValueError(f"{message}, which takes from [data]")
+        if FRACTION in section and data.x is not None:
             data, validation = split_validation(data, section[FRACTION], seed)
+        if section and FRACTION not in section:
+            validation = read_validation(run_file, getattr(data.x, "classes", None))
         if validation is not None:
             as_data_source(validation.x, validation.y, num_workers)
     return data, validation
@@ -102,57 +100,64 @@ def read_section(table: TomlTable) -> Dataset:
 
 
 def read_validation(run_file: RunFile, classes: Any = None) -> Dataset:
-    """Return the samples that ``[validation]`` names; of files, what it leaves out is as in
-    ``[data]``.
+    """Return the samples that ``[validation]`` names.
 
-    ``classes`` are those of the training data, if known.
+    Of files, what it leaves out is as in ``[data]``. ``classes`` are those of the training data, if
+    known.
     """
     section = run_file.section("validation")
     if "files" not in section:
         return read_section(section)
     data = run_file.section("data")
-    given = {**data, "classes": classes} if classes and "files" in data else data
+    if classes and "files" in data:
+        data["classes"] = classes
     first = section["files"][0] if isinstance(section["files"], list) else section["files"]
-    return read_section({**array_names(given, str(first)), **section})
+    return read_section({**array_names(data, str(first)), **section})
 
 
 def array_names(section: TomlTable, file: str) -> TomlTable:
-    """Return how ``[data]`` names and reads the arrays in files; ``file`` is the first of those to
-    read.
+    """Return the part of ``[data]`` that says how the arrays in files are named and read.
+
+    ``file`` is the first of those to read.
     """
+    names: TomlTable = {}
     reader = readers.READERS.get(suffix_of(file), readers.TableReader)
-    # Arrays have none.
-    classes = classes_of(section) if issubclass(reader, readers.TableReader) else {}
-    named = {"classes": classes} if classes else {}
+    classes = classes_of(section)
+    if classes and issubclass(reader, readers.TableReader):  # arrays have none
+        names["classes"] = classes
     if "files" in section:
-        return named | {key: section[key] for key in ("x", "y", "reader") if key in section}
-    tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
-    named |= {
-        role: table["key"] for role, table in tables.items() if "file" in table and "key" in table
-    }
-    return named | ({"y": NONE} if "x" in section and section.get("y", NONE) == NONE else {})
+        return names | {key: section[key] for key in ("x", "y", "reader") if key in section}
+    for role in ("x", "y"):
+        table = section.get(role)
+        if isinstance(table, dict) and "file" in table and "key" in table:
+            names[role] = table["key"]
+    if "x" in section and section.get("y", NONE) == NONE:
+        names["y"] = NONE
+    return names
 
 
 def classes_of(section: TomlTable) -> TomlTable:
-    """Return the classes by column in ``[data]``; of a function, ``classes`` may be an argument of
-    its own.
+    """Return the classes by column in ``[data]``.
+
+    Where that has a function, ``classes`` may be an argument of its own, which is no table.
     """
     classes = section.get("classes")
     return classes if isinstance(classes, dict) else {}
 
 
 def load_array(value: Any, role: str) -> Any:
-    """Return the array in a file, or in ``{ file = ..., key = ... }``; an array is returned
-    unchanged.
+    """Return the array in a file, or in ``{ file = ..., key = ... }``.
 
-    A ``.npy`` file is memory-mapped. ``key``, by default ``role``, selects one of several arrays in
-    a file.
+    An array is returned unchanged. A ``.npy`` file is memory-mapped. ``key``, by default ``role``,
+    selects one of several arrays in a file.
     """
     key = role
     if isinstance(value, dict) and "file" in value:
-        if unknown := [name for name in value if name not in ("file", "key")]:
+        unknown = [name for name in value if name not in ("file", "key")]
+        if unknown:
             raise ValueError(f"{role}: {unknown_name(unknown[0], ('file', 'key'), 'key')}")
-        value, key = value["file"], value.get("key", role)
+        key = value.get("key", role)
+        value = value["file"]
     if not isinstance(value, str):
         return value
     if value.endswith(".npy"):
@@ -165,43 +170,62 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     """Return samples with arrays cut into the blocks of a grid; without a grid, unchanged."""
     if grid is None:
         return dataset
-    given = {role: part for role, part in dataset._asdict().items() if part is not None}
-    for role, part in given.items():
+    parts = {}
+    for role, part in _parts(dataset).items():
         if holds_targets(part):
             advice = "leave blocks out; Samples(dataset, blocks=...) cuts a data set"
             raise ValueError(
                 f"blocks={grid!r} cuts arrays, and {role} is a {type(part).__name__}: {advice}"
             )
-    parts = {role: columns_of(part, role) for role, part in given.items()}
-    columns = {name: column for _, own in parts.values() for name, column in own.items()}
+        parts[role] = columns_of(part, role)
+    columns = _all_columns(parts)
     if any(hasattr(column, "tensors") for column in columns.values()):
         raise ValueError("these samples are in blocks or files already; leave blocks out")
     # The fit cuts frames into the blocks of the arrays, and knows what their numbers mean.
-    kept = [name for name, column in columns.items() if is_frame(column) and name != "weight"]
-    if {*kept} == {*columns} - {"weight"}:
-        for name in kept:
-            if frame_as_array(columns[name], name, None).coding.keys() - {columns_key(name)}:
-                raise ValueError(
-                    f"blocks={grid!r} cuts arrays, and {name} is a "
-                    f"{type(columns[name]).__name__} with categories: leave blocks out, or give "
-                    "an array beside it, such as y.to_numpy(), whose blocks it takes"
-                )
-        kept = []
-    return _mapped(
-        parts, lambda name, each: each if name in kept else BlockedTensor.from_array(each, grid)
-    )
+    frames = [name for name, column in columns.items() if is_frame(column) and name != "weight"]
+    if set(frames) == columns.keys() - {"weight"}:
+        for name in frames:
+            _check_no_categories(columns[name], name, grid)
+        frames = []
+
+    def cut(name: str, column: Any) -> Any:
+        return column if name in frames else BlockedTensor.from_array(column, grid)
+
+    return _mapped(parts, cut)
 
 
-def _mapped(
-    parts: Mapping[str, tuple[Any, dict[str, Any]]], function: Callable[[str, Any], Any]
-) -> Dataset:
-    """Return samples with ``function(name, column)`` for each column; ``parts`` are those of
-    ``columns_of``.
-    """
-    columns = {
-        role: [function(*column) for column in own.items()] for role, (_, own) in parts.items()
-    }
-    return Dataset(**{role: rebuilt(parts[role][0], new) for role, new in columns.items()})
+def _check_no_categories(frame: Any, name: str, grid: Any) -> None:
+    """Raise ``ValueError`` if blocks of arrays would not say what the numbers of a frame mean."""
+    coding = frame_as_array(frame, name, None).coding
+    if coding.keys() - {columns_key(name)}:
+        raise ValueError(
+            f"blocks={grid!r} cuts arrays, and {name} is a {type(frame).__name__} with "
+            "categories: leave blocks out, or give an array beside it, such as y.to_numpy(), "
+            "whose blocks it takes"
+        )
+
+
+Parts: TypeAlias = Mapping[str, tuple[Any, dict[str, Any]]]
+"""The structure and the columns of x, y and weights, as ``columns_of`` returns them."""
+
+
+def _parts(dataset: Dataset) -> dict[str, Any]:
+    """Return x, y and weights by their names, without those that there are not."""
+    return {role: part for role, part in dataset._asdict().items() if part is not None}
+
+
+def _all_columns(parts: Parts) -> dict[str, Any]:
+    """Return the columns of all parts by name."""
+    return {name: column for _, columns in parts.values() for name, column in columns.items()}
+
+
+def _mapped(parts: Parts, function: Callable[[str, Any], Any]) -> Dataset:
+    """Return samples with ``function(name, column)`` for each column."""
+    mapped = {}
+    for role, (structure, columns) in parts.items():
+        results = [function(name, column) for name, column in columns.items()]
+        mapped[role] = rebuilt(structure, results)
+    return Dataset(**mapped)
 
 
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
@@ -214,13 +238,10 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     if isinstance(dataset.x, FileDataset):
         training_files, validation_files = dataset.x.split(fraction, seed=seed)
         return Dataset(training_files), Dataset(validation_files)
-    parts = {
-        role: _in_rows(part, role) for role, part in dataset._asdict().items() if part is not None
-    }
-    columns = {name: column for _, own in parts.values() for name, column in own.items()}
+    parts = {role: _in_rows(part, role) for role, part in _parts(dataset).items()}
     lengths = {
-        name: len(each.dataset if isinstance(each, Samples) else each)
-        for name, each in columns.items()
+        name: len(column.dataset if isinstance(column, Samples) else column)
+        for name, column in _all_columns(parts).items()
     }
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -231,11 +252,12 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
         raise ValueError(
             f"fraction = {fraction} of {number} samples is {count}; give another fraction"
         )
-    drawn = np.split(np.random.default_rng(seed).permutation(number), [count])
-    validation, training = (_mapped(parts, partial(_selected, np.sort(rows))) for rows in drawn)
-    cut = [each for each in leaves(list(dataset)) if each is not None and not is_frame(each)]
-    grid = cut[0].shape if cut and all(isinstance(each, BlockedTensor) for each in cut) else None
-    return _in_grid(training, grid), validation
+    order = np.random.default_rng(seed).permutation(number)
+    validation = _mapped(parts, partial(_selected, np.sort(order[:count])))
+    training = _mapped(parts, partial(_selected, np.sort(order[count:])))
+    arrays = [leaf for leaf in leaves(list(dataset)) if leaf is not None and not is_frame(leaf)]
+    were_blocked = bool(arrays) and all(isinstance(array, BlockedTensor) for array in arrays)
+    return _in_grid(training, arrays[0].shape if were_blocked else None), validation
 
 
 def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:
@@ -243,17 +265,19 @@ def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:
     by_number = samples.as_samples(part)
     if by_number is None:
         structure, columns = columns_of(part, role)
-        for name, each in columns.items():
-            if not is_frame(each):
-                columns[name] = (
-                    as_blocked(each, 1).collect() if hasattr(each, "tensors") else as_block(each)
-                )
-        return structure, columns
+        return structure, {name: _as_rows(column) for name, column in columns.items()}
     if by_number.is_stream:
         raise ValueError(
             f"{FRACTION}: samples of streams have no numbers; name others, as in [data]"
         )
     return None, {role: by_number}
+
+
+def _as_rows(column: Any) -> Any:
+    """Return a frame, or an array in one block."""
+    if is_frame(column):
+        return column
+    return as_blocked(column, 1).collect() if hasattr(column, "tensors") else as_block(column)
 
 
 def _selected(rows: NDArray[np.intp], name: str, column: Any) -> Any:

@@ -25,9 +25,13 @@ from compss_train.samplers import PartialShuffle
 from compss_train.training.merge import Merge
 
 PREFIX = "import:"
+"""The beginning of a string that names an object."""
 CALL = "import"
+"""The key of what a table calls."""
 PARTIAL = "partial"
+"""The key of what a table calls later."""
 ARGUMENTS = "arguments"
+"""The key of positional arguments."""
 NONE = "none"
 """The text for ``None``, which TOML does not have."""
 
@@ -45,27 +49,23 @@ NAMED = ("merge", "shuffle")
 
 
 def resolve(value: Any) -> Any:
-    """Return a value of a run file with all import paths and tables in it replaced by their
-    objects.
+    """Return a value of a run file with objects in place of all that names them.
 
     Raises ``ValueError`` for a name that cannot be imported or called, or does not accept the
     arguments.
     """
     if is_object(value):
-        return (
-            load_object(value.removeprefix(PREFIX))
-            if isinstance(value, str)
-            else call_object(value)
-        )
+        is_name = isinstance(value, str)
+        return load_object(value.removeprefix(PREFIX)) if is_name else call_object(value)
     if isinstance(value, list):
         return [resolve(item) for item in value]
-    return {key: resolve(item) for key, item in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: resolve(item) for key, item in value.items()}
+    return value
 
 
 def is_object(value: Any) -> bool:
-    """Return whether a value names an object: a string with the prefix, or a table of a call, now
-    or later.
-    """
+    """Return whether a value is a string that names an object, or a table of a call."""
     if isinstance(value, str):
         return value.startswith(PREFIX)
     return isinstance(value, dict) and (CALL in value or PARTIAL in value)
@@ -81,33 +81,30 @@ def load_object(name: object) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # user modules may raise any kind
-        missing = isinstance(error, ModuleNotFoundError)
-        hint = (
-            "; install it, or put its file next to the TOML file or its folder into PYTHONPATH"
-            if missing
-            else ""
-        )
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = (
+                "; install it, or put its file next to the TOML file or its folder into PYTHONPATH"
+            )
         raise ValueError(
             f"importing {module_name} failed: {type(error).__name__}: {error}{hint}"
         ) from error
-    found: Any = module
+    value: Any = module
     package = module_name.partition(".")[0]
     for part in path.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
             raise ValueError(
-                f"{name!r}: {module_name} has no {part}{suggestion(part, dir(found))}"
+                f"{name!r}: {module_name} has no {part}{suggestion(part, dir(value))}"
             ) from None
-        if isinstance(found, ModuleType) and found.__name__.partition(".")[0] != package:
-            raise ValueError(f"{name!r} leaves {package}: name the module {found.__name__} itself")
-    return found
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] != package:
+            raise ValueError(f"{name!r} leaves {package}: name the module {value.__name__} itself")
+    return value
 
 
 def call_object(table: TomlTable) -> Any:
-    """Return the result of the call that a table describes, or for one with ``partial`` the call
-    itself.
-    """
+    """Return the result of the call that a table describes, with ``partial`` the call itself."""
     if CALL in table and PARTIAL in table:
         raise ValueError(f"give {CALL} (call it) or {PARTIAL} (call it later), not both")
     name = table.get(CALL, table.get(PARTIAL))
@@ -130,41 +127,48 @@ def call_object(table: TomlTable) -> Any:
 def parameters_of(function: Callable[..., Any], *exclude: str) -> dict[str, Parameter]:
     """Return the parameters of a function or class that are keys of a section or table."""
     parameters = signature(function, eval_str=True).parameters
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return {
-        name: each
-        for name, each in parameters.items()
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        and name not in ("self", *exclude)
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in kinds and name not in ("self", *exclude)
     }
 
 
 def keywords_of(table: TomlTable, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Return the keyword arguments that a section or table gives, with objects in place of what
-    names them.
+    """Return the keyword arguments that a section or table gives.
 
-    ``"none"`` is ``None``, and a table for a key in ``TABLES`` an object of its class. Raises
-    ``ValueError`` for an unknown key, a missing one, and an object that cannot be made.
+    Objects are in place of what names them. ``"none"`` is ``None``, and a table for a key in
+    ``TABLES`` an object of its class. Raises ``ValueError`` for an unknown key, a missing one, and
+    an object that cannot be made.
     """
-    if unknown := [name for name in table if name not in parameters]:
-        raise ValueError(unknown_name(unknown[0], parameters, "key"))
+    for name in table:
+        if name not in parameters:
+            raise ValueError(unknown_name(name, parameters, "key"))
     for name, parameter in parameters.items():
         if parameter.default is Parameter.empty and name not in table:
             raise ValueError(f"{name} is missing; compss-train fit --keys says what it takes")
     keywords = {}
     for key, value in table.items():
         try:
-            if key not in TABLES or value == NONE or is_object(value):
-                keywords[key] = None if value == NONE else resolve(value)
-            elif isinstance(value, dict):
-                keywords[key] = TABLES[key](**keywords_of(value, parameters_of(TABLES[key])))
-            elif key in NAMED:
-                keywords[key] = value
-            else:
-                accepted = ", ".join(parameters_of(TABLES[key]))
-                raise ValueError(
-                    f"{value!r}: give a table, whose keys are {accepted}, or an object by its "
-                    "import path"
-                )
+            keywords[key] = _argument(key, value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key}: {format_exception(error)}") from error
     return keywords
+
+
+def _argument(key: str, value: Any) -> Any:
+    """Return the argument that a key of a section or table gives."""
+    if value == NONE:
+        return None
+    if key not in TABLES or is_object(value):
+        return resolve(value)
+    parameters = parameters_of(TABLES[key])
+    if isinstance(value, dict):
+        return TABLES[key](**keywords_of(value, parameters))
+    if key in NAMED:
+        return value
+    raise ValueError(
+        f"{value!r}: give a table, whose keys are {', '.join(parameters)}, or an object by its "
+        "import path"
+    )

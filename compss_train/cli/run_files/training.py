@@ -31,19 +31,19 @@ from compss_train.training.fit import FitOptions
 from compss_train.training.merge import Merge
 
 
-def _key(name: str, default: Any, annotation: Any = bool | dict) -> dict[str, Parameter]:
+def _key(name: str, default: Any, annotation: Any = bool | dict) -> Parameter:
     """Return a key that is not a parameter of a function; by default it adds a callback."""
-    return {name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)}
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 class _Writer(NamedTuple):
-    """A callback of ``[output]``, the attribute of ``RunFolder`` that it writes to, and whether it
-    is on.
-    """
+    """A callback of ``[output]``."""
 
     callback: type[callbacks.Callback]
     path: str
+    """The attribute of ``RunFolder`` that it writes to."""
     enabled: bool
+    """Whether it is on by default."""
 
 
 WRITERS = {
@@ -54,20 +54,21 @@ WRITERS = {
     "tensorboard": _Writer(callbacks.TensorBoard, "tensorboard", False),
 }
 TRAINER = objects.parameters_of(DistributedTrainer)
+"""The keys of ``[trainer]``."""
 BUILD = objects.parameters_of(DistributedTrainer.build, "net")
-FIT = objects.parameters_of(
-    DistributedTrainer.fit, "x", "y", "validation_data", "sample_weight", "resume"
-)
-FIT |= _key("early_stopping", False)
-"""Keywords of ``fit`` that neither other sections nor the command line set, and a key that adds a
-callback.
-"""
-OUTPUT = _key("folder", "runs/NAME", str)
-OUTPUT |= {
-    key: each
-    for name, writer in WRITERS.items()
-    for key, each in _key(name, writer.enabled).items()
+"""The keys of ``[build]``."""
+FIT = {
+    **objects.parameters_of(
+        DistributedTrainer.fit, "x", "y", "validation_data", "sample_weight", "resume"
+    ),
+    "early_stopping": _key("early_stopping", False),
 }
+"""The keys of ``[fit]``: what neither other sections nor the command line set, and a callback."""
+OUTPUT = {
+    "folder": _key("folder", "runs/NAME", str),
+    **{name: _key(name, writer.enabled) for name, writer in WRITERS.items()},
+}
+"""The keys of ``[output]``."""
 
 
 def callback_options(kind: type[callbacks.Callback]) -> dict[str, Parameter]:
@@ -76,25 +77,22 @@ def callback_options(kind: type[callbacks.Callback]) -> dict[str, Parameter]:
 
 
 def _made(kind: type[callbacks.Callback], value: Any, *paths: Path) -> list[callbacks.Callback]:
-    """Return the callback for ``true`` (with its defaults) or a table of options, and none for
-    ``false``.
-    """
+    """Return the callback for ``true`` or a table of options, and none for ``false``."""
     if value is False:
         return []
     if value is not True and not isinstance(value, dict):
         raise ValueError(
             f"{value!r}: give true, false, or a table of the options of {kind.__name__}"
         )
-    return [
-        kind(*paths, **objects.keywords_of({} if value is True else value, callback_options(kind)))
-    ]
+    options = {} if value is True else value
+    return [kind(*paths, **objects.keywords_of(options, callback_options(kind)))]
 
 
 def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
-    """Return the trainer that ``[trainer]``, ``[network]`` and ``[build]`` describe, built;
-    collects their errors.
+    """Return the trainer that ``[trainer]``, ``[network]`` and ``[build]`` describe, built.
 
-    torch's seed is set to the trainer's before the network is made: it fixes the initial weights.
+    Their errors are collected. torch's seed is set to the trainer's before the network is made: it
+    fixes the initial weights.
     """
     # If [trainer] is invalid, other sections are still checked.
     trainer = DistributedTrainer(1, engine="serial")
@@ -103,13 +101,15 @@ def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
     build = None
     with errors.collect("[build]"):
         section = run_file.section("build")
-        if isinstance(name := section.get("optimizer"), str) and ":" not in name:
+        name = section.get("optimizer")
+        if isinstance(name, str) and ":" not in name:
             table = f'{{ optimizer = "{name}", lr = 0.001 }}'
             raise ValueError(f'optimizer = "{name}" is a string; give a table, for example {table}')
         build = objects.keywords_of(section, BUILD)
     with errors.collect("[network]"):
         torch.manual_seed(trainer.seed)
-        if objects.CALL not in (network := run_file.section("network")):
+        network = run_file.section("network")
+        if objects.CALL not in network:
             hint = 'import = "module:name", a class or function that makes the network'
             raise ValueError(f"import is missing; give {hint}, and its arguments as other keys")
         net = objects.call_object(network)
@@ -120,13 +120,12 @@ def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
 
 
 def read_fit(section: TomlTable) -> dict[str, Any]:
-    """Return the keywords of ``fit`` with a list of callbacks, checked as far as possible without
-    the data.
-    """
-    options = objects.keywords_of(section, FIT)
-    given = {name: value for name, value in options.items() if name != "early_stopping"}
-    FitOptions(**{**given, "merge": Merge.of(options.get("merge", "synchronous"))}).check_batches()
-    return {**options, "callbacks": check_callbacks(options.get("callbacks", ()))}
+    """Return the keywords of ``fit``, checked as far as possible without the data."""
+    keywords = objects.keywords_of(section, FIT)
+    options = {name: value for name, value in keywords.items() if name != "early_stopping"}
+    options["merge"] = Merge.of(options.get("merge", "synchronous"))
+    FitOptions(**options).check_batches()
+    return {**keywords, "callbacks": check_callbacks(keywords.get("callbacks", ()))}
 
 
 def read_output(
@@ -158,23 +157,21 @@ def read_output(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that is ready to start, with the arguments of ``DistributedTrainer.fit`` and
-    ``check_fit``.
-    """
+    """A run that is ready to start."""
 
     file: RunFile
     trainer: DistributedTrainer
     arguments: dict[str, Any]
+    """Those of ``DistributedTrainer.fit`` and ``check_fit``."""
     folder: RunFolder
     resume: bool
 
 
 def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> TrainingRun:
-    """Return the run that a file describes, without starting it; raise ``RunFileError`` with all
-    errors.
+    """Return the run that a file describes, without starting it.
 
-    It is an error if the folder already holds a run, or other files with the names of a run's
-    files, unless the run is resumed or overwritten.
+    Raises ``RunFileError`` with all errors. It is an error if the folder already holds a run, or
+    other files with the names of a run's files, unless the run is resumed or overwritten.
     """
     errors = Errors()
     run_file.check_sections(errors)
@@ -196,8 +193,8 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     has_validation = bool(run_file.section("validation"))
     writers = read_output(run_file.section("output"), folder, errors, has_validation=has_validation)
     errors.check(run_file.path)
-    # Other files may lack some of them.
     if "files" in run_file.section("data") and training.x.classes:
+        # Files to evaluate or to predict may lack some classes.
         run_file = run_file.with_value("data", "classes", training.x.classes)
     arguments = {
         **fit,
@@ -205,8 +202,7 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
         "y": training.y,
         "sample_weight": training.weight,
         "validation_data": None if validation is None else validation[:2],
-        # The user's callbacks come first: others can write and monitor the numbers that they add to
-        # records.
+        # The user's callbacks come first: others can write and monitor what they add to records.
         "callbacks": [*fit["callbacks"], *writers, *stopping],
         "resume": resume,
     }
@@ -216,9 +212,7 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
 
 
 def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
-    """Raise ``ValueError`` if the run cannot write to the folder, or would replace files that it
-    may not.
-    """
+    """Raise ``ValueError`` if the run cannot write to the folder, or may not replace its files."""
     parent = next(path for path in (folder.path, *folder.path.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ValueError(f"{folder.path}: {parent} is not a writable folder")
@@ -237,11 +231,8 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise ValueError(
             f"{folder.run_file} is no run's, and would be replaced; --output names another folder"
         )
-    if (
-        resume
-        and folder.parameters.exists()
-        and not checkpoints.list_checkpoints(folder.checkpoints)
-    ):
+    has_ended = folder.parameters.exists()
+    if resume and has_ended and not checkpoints.list_checkpoints(folder.checkpoints):
         raise ValueError(
             f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; "
             "--overwrite starts it again, --output names another folder"
@@ -251,9 +242,10 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     if folder.has_results:
         hint = "--resume continues it, --overwrite removes it, --output names another folder"
         raise ValueError(f"{folder.path} holds a run: {hint}")
-    if not has_run_file and (existing := folder.existing_files()):
+    files_of_others = [] if has_run_file else folder.existing_files()
+    if files_of_others:
         hint = "--overwrite removes all such files, --output names another folder"
-        raise ValueError(f"{existing[0]} exists, and this run would replace it: {hint}")
+        raise ValueError(f"{files_of_others[0]} exists, and this run would replace it: {hint}")
 
 
 def train(run: TrainingRun) -> DistributedTrainer:
@@ -263,22 +255,19 @@ def train(run: TrainingRun) -> DistributedTrainer:
     """
     setup = _FolderSetup(run)
     results = _RunFiles(run)
+    arguments = {**run.arguments, "callbacks": [setup, *run.arguments["callbacks"], results]}
     with ExitStack() as stack, run.trainer as trainer:
         stack.callback(setup.lock.release)
         try:
-            trainer.fit(
-                **{**run.arguments, "callbacks": [setup, *run.arguments["callbacks"], results]}
-            )
+            trainer.fit(**arguments)
         except BaseException as error:
             if results.started:
                 try:
                     _save_results(run.folder, trainer, results.status)
-                except (
-                    OSError
-                ) as another:  # of the same disk, most likely: the fit's own error says more
-                    error.add_note(
-                        f"And the results were not saved: {run_files.exception_message(another)}"
-                    )
+                except OSError as failure:
+                    # Of the same disk, most likely: the fit's own error says more.
+                    reason = run_files.exception_message(failure)
+                    error.add_note(f"And the results were not saved: {reason}")
             elif isinstance(error, ValueError | TypeError | ModuleNotFoundError | OSError):
                 message = f"{run.file.path}: {run_files.format_exception(error)}"
                 raise RunFileError(run_files.append_notes(message, error)) from error
@@ -296,8 +285,9 @@ def _save_results(folder: RunFolder, trainer: DistributedTrainer, status: str) -
 
 
 class _FolderSetup(callbacks.Callback):
-    """The first callback: prepares the run's folder when the fit starts, after all arguments have
-    been checked.
+    """The first callback: prepares the run's folder when the fit starts.
+
+    All arguments have been checked by then.
     """
 
     keeps_state = True  # so that it is called before Checkpoint, whose folder it may empty
@@ -323,9 +313,7 @@ class _FolderSetup(callbacks.Callback):
 
 
 class _RunFiles(callbacks.JsonLines):
-    """The last callback: writes the history, with what others have added to its records, and the
-    run's state.
-    """
+    """The last callback: writes the state of the run, and the history as others have left it."""
 
     started = False
     """Whether all other callbacks have started."""
@@ -337,9 +325,7 @@ class _RunFiles(callbacks.JsonLines):
         self._run = run
 
     def on_fit_start(self, trainer: callbacks.TrainerProtocol, total_samples: int | None) -> None:
-        """Write the run file and the rounds that are already complete; remove outdated
-        parameters.
-        """
+        """Write the run file and the rounds that are complete; remove outdated parameters."""
         folder = self._run.folder
         if self._run.resume:
             # It may be damaged; the checkpoint has all of it.

@@ -35,41 +35,49 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
     if trusted:
         return
     names = [name for name in named_objects(file.table) if not _is_harmless(name)]
-    what = f"runs {', '.join(names)}" if names else "makes objects"
-    beside = modules_beside(file.home, names)
-    if beside:
-        what += f", with {', '.join(beside)} from {file.home}"
-    places = [place for name in beside for place in (file.home / f"{name}.py", file.home / name)]
-    cache = file.home / "__pycache__"  # whose bytecode may be executed in place of the modules
-    inside = [path for place in (*places, cache) if place.is_dir() for path in place.rglob("*.py*")]
-    owned = (path for path in (*places, cache, *inside) if path.exists())
-    for path in (file.path, file.path.parent, file.home, *owned):
-        if (owner := path.stat().st_uid) not in (os.getuid(), ADMINISTRATOR):
+    modules = modules_beside(file.home, names)
+    action = f"runs {', '.join(names)}" if names else "makes objects"
+    if modules:
+        action += f", with {', '.join(modules)} from {file.home}"
+    for path in (file.path, file.path.parent, file.home, *_files_of(modules, file.home)):
+        owner = path.stat().st_uid
+        if owner not in (os.getuid(), ADMINISTRATOR):
             raise RunFileError(
-                f"{path} belongs to user {owner}, and {file.path.name} {what} with your rights: "
+                f"{path} belongs to user {owner}, and {file.path.name} {action} with your rights: "
                 "read it first, and add --trust if it does nothing but what it should"
             )
     if names:
-        line = formatting.printable(f"compss-train: {file.path} {what} (--trust to hide this)")
+        line = formatting.printable(f"compss-train: {file.path} {action} (--trust to hide this)")
         print(line.replace("\n", "\\n"), file=sys.stderr)
 
 
+def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:
+    """Iterate over the files and folders that hold modules of a folder, and their bytecode."""
+    cache = folder / "__pycache__"  # whose bytecode may be executed in place of the modules
+    paths = [path for name in modules for path in (folder / f"{name}.py", folder / name)]
+    for path in (*paths, cache):
+        inside = path.rglob("*.py*") if path.is_dir() else ()
+        yield from (file for file in (path, *inside) if file.exists())
+
+
 def named_objects(value: Any) -> list[str]:
-    """Return the objects that a value of a run file names, as ``"module:name"``, in alphabetical
-    order.
-    """
+    """Return the sorted objects that a value of a run file names, as ``"module:name"``."""
+    return sorted(set(_names_in(value)))
 
-    def found(item: Any, is_name: bool) -> Iterator[str]:
-        if isinstance(item, str) and (is_name or item.startswith(PREFIX)):
-            yield item.removeprefix(PREFIX)
-        elif isinstance(item, list):
-            for each in item:
-                yield from found(each, False)
-        elif isinstance(item, dict):
-            for key, each in item.items():
-                yield from found(each, key in (CALL, PARTIAL))
 
-    return sorted(set(found(value, False)))
+def _names_in(value: Any) -> Iterator[str]:
+    """Iterate over the names of objects in a value of a run file."""
+    if isinstance(value, str) and value.startswith(PREFIX):
+        yield value.removeprefix(PREFIX)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _names_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key in (CALL, PARTIAL) and isinstance(item, str):
+                yield item.removeprefix(PREFIX)
+            else:
+                yield from _names_in(item)
 
 
 def _is_harmless(name: str) -> bool:
@@ -81,53 +89,61 @@ def _is_harmless(name: str) -> bool:
     if not inside(name.partition(":")[0]):
         return False
     with suppress(ValueError):
-        found = load_object(name)
-        return isinstance(found, type) and inside(found.__module__)
+        value = load_object(name)
+        return isinstance(value, type) and inside(value.__module__)
     return False
 
 
 def modules_beside(home: Path, names: Iterable[str]) -> list[str]:
-    """Return the modules of a folder that hold the objects called ``names``, and those that these
-    import.
+    """Return the modules of a folder that hold objects, and those that these import.
 
-    Import statements are read, wherever they are in a module; nothing is run. A package counts as a
-    whole. Raises ``RunFileError`` for a module with the name of another one, which would be
-    imported in its place.
+    ``names`` are those of the objects. Import statements are read, wherever they are in a module;
+    nothing is run. A package counts as a whole. Raises ``RunFileError`` for a module with the name
+    of another one, which would be imported in its place.
     """
-    found: set[str] = set()
-    left = [name.partition(":")[0].partition(".")[0] for name in names]
-    while left:
-        name = left.pop()
-        spec = PathFinder.find_spec(name, [str(home)])
-        if name in found or spec is None:
-            continue
-        other = PathFinder.find_spec(name)
-        if other is not None and _places(other) == _places(spec):
-            continue  # the folder is on the path of Python
-        if other is not None or name in sys.stdlib_module_names:
-            if spec.origin is None:
-                # A folder without __init__.py, such as the one that wandb writes to, replaces no
-                # module.
-                continue
-            place = (
-                "in Python's library"
-                if other is None or other.origin is None
-                else f"in {other.origin}"
-            )
-            raise RunFileError(
-                f"{home / name} has the name of a module {place}; rename it, also where it is "
-                "imported"
-            )
-        found.add(name)
-        for file in [home / f"{name}.py", *(home / name).rglob("*.py")]:
-            # Which its import will raise.
-            with suppress(OSError, SyntaxError, ValueError, RecursionError):
-                for node in ast.walk(ast.parse(file.read_bytes())):
-                    if isinstance(node, ast.Import):
-                        left += [alias.name.partition(".")[0] for alias in node.names]
-                    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                        left.append(node.module.partition(".")[0])
-    return sorted(found)
+    modules: set[str] = set()
+    candidates = [name.partition(":")[0].partition(".")[0] for name in names]
+    while candidates:
+        name = candidates.pop()
+        if name not in modules and _is_module_of(home, name):
+            modules.add(name)
+            for file in [home / f"{name}.py", *(home / name).rglob("*.py")]:
+                candidates += _imports(file)
+    return sorted(modules)
+
+
+def _is_module_of(home: Path, name: str) -> bool:
+    """Return whether a module is that of a folder, which is not on Python's path."""
+    spec = PathFinder.find_spec(name, [str(home)])
+    if spec is None:
+        return False
+    installed = PathFinder.find_spec(name)
+    if installed is not None and _places(installed) == _places(spec):
+        return False
+    if installed is None and name not in sys.stdlib_module_names:
+        return True
+    if spec.origin is None:
+        # A folder without __init__.py, such as the one that wandb writes to, replaces no module.
+        return False
+    place = "Python's library"
+    if installed is not None and installed.origin is not None:
+        place = installed.origin
+    raise RunFileError(
+        f"{home / name} has the name of a module in {place}; rename it, also where it is imported"
+    )
+
+
+def _imports(file: Path) -> list[str]:
+    """Return the modules and packages that the import statements of a file name."""
+    names: list[str] = []
+    # An error here is one that the import will raise.
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names += [alias.name.partition(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.append(node.module.partition(".")[0])
+    return names
 
 
 def _places(spec: Any) -> list[str]:
@@ -137,16 +153,15 @@ def _places(spec: Any) -> list[str]:
 
 @contextmanager
 def working_directory(file: RunFile) -> Iterator[None]:
-    """Change to the folder of the modules of a run file, and let them be imported, here and by
-    worker processes.
+    """Change to the folder of a run file, and let its modules be imported, also by workers.
 
     In processes that are started in the block Python does not import from the current folder.
     """
     finder = FolderModules(str(file.home), modules_beside(file.home, named_objects(file.table)))
     variables = {FOLDER_MODULES: json.dumps([finder.folder, finder.names]), "PYTHONSAFEPATH": "1"}
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
-        # An empty entry is the current folder, as in ":/usr/local/lib".
-        if path := os.environ.get(name):
+        path = os.environ.get(name)
+        if path:  # an empty entry is the current folder, as in ":/usr/local/lib"
             variables[name] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     before = {name: os.environ.pop(name, None) for name in variables}
     os.environ.update(variables)
