@@ -20,8 +20,8 @@ from compss_train.training.merge import Merge
 from compss_train.training.running_fit import Fit
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
+from compss_train.worker.optimizer_state import check_averageable
 from compss_train.worker.preparing import check_target
-from compss_train.worker.state import check_averageable
 
 
 @dataclass(kw_only=True, eq=False)

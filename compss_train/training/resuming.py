@@ -31,7 +31,7 @@ from compss_train.training.merge import DEFAULTS
 from compss_train.training.session import Session
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, TrainingState
-from compss_train.worker.state import optimizer_bytes
+from compss_train.worker.optimizer_state import optimizer_bytes
 
 
 def snapshot_of(session: Session) -> Snapshot:

@@ -1,7 +1,7 @@
-"""The worker's side of training: plain functions that engines run as tasks. Independent of engine
-and trainer.
+"""The worker's side of training: plain functions that engines run as tasks.
 
-Processes that start ahead of time import this package, and with it all tasks.
+They know neither engines nor the trainer. Processes that start ahead of time import this package,
+and with it all tasks.
 """
 
 from compss_train.worker import inference, merge, train

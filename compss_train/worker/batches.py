@@ -138,26 +138,35 @@ def _until_the_end(source: Source, stream: StreamReader) -> Iterator[Batch]:
 
 def _partially_shuffled(source: Source, pools: Pools, device: str) -> Iterator[Batch]:
     """Mix the samples of each epoch; the pools are empty where an epoch or a round ends."""
-    job = source.job
     store = SlotStore()
-    for epoch, group in groupby(source.work.block_passes, lambda block_pass: block_pass.epoch):
-        block_passes = tuple(group)
-        first = block_passes[0]
-        position = first.start
-        batches = shuffled_batches(
-            [block_pass.size for block_pass in block_passes],
-            lambda numbers: source.pieces(tuple([block_passes[number] for number in numbers])),  # noqa: B023
-            pools=pools,
-            random=partial_shuffle_generator(job.seed, epoch, first.block, first.first),
-            batch_sizes=batch_sizes(block_passes, job.batching),
-            store=store,
-        )
-        for columns in batches:
-            if columns is not None:
-                yield Batch(
-                    epoch, first.block, position, *job.structure.parts(to_device(columns, device))
-                )
-                position += len(columns[0])
+    for _, block_passes in groupby(source.work.block_passes, lambda block_pass: block_pass.epoch):
+        yield from _shuffled_epoch(source, pools, device, tuple(block_passes), store)
+
+
+def _shuffled_epoch(
+    source: Source, pools: Pools, device: str, block_passes: WorkerAssignment, store: SlotStore
+) -> Iterator[Batch]:
+    """Mix the samples of passes of one epoch; ``store`` has the memory of the pools."""
+    job = source.job
+    first = block_passes[0]
+    position = first.start
+    batches = shuffled_batches(
+        [block_pass.size for block_pass in block_passes],
+        lambda numbers: source.pieces(tuple([block_passes[number] for number in numbers])),
+        pools=pools,
+        random=partial_shuffle_generator(job.seed, first.epoch, first.block, first.first),
+        batch_sizes=batch_sizes(block_passes, job.batching),
+        store=store,
+    )
+    for columns in batches:
+        if columns is not None:
+            yield Batch(
+                first.epoch,
+                first.block,
+                position,
+                *job.structure.parts(to_device(columns, device)),
+            )
+            position += len(columns[0])
 
 
 def _from_buffer(

@@ -1,6 +1,4 @@
-"""``WorkerCallback``: hooks that run inside the workers, around batches and rounds; what calls
-them.
-"""
+"""``WorkerCallback``: hooks that run inside the workers, around batches and rounds."""
 
 import copy
 from collections import Counter
@@ -27,17 +25,17 @@ class WorkerContext:
     """The worker's copy of the network, on its device."""
     optimizer: torch.optim.Optimizer = field(init=False)
     epoch: int = 0
-    """The epoch of the batch, or the one in which the round starts, counted from 0 over all
-    fits.
-    """
+    """The epoch, counted from 0 over all fits: of the batch, or in which the round starts."""
     number: int = 0
     """Number of batches that the worker has trained since ``build``, before this one."""
     x: Any = None
-    """The batch as the network receives it, and its targets in ``y``; ``None`` outside batches."""
+    """The batch as the network receives it; ``None`` outside batches."""
     y: Any = None
+    """Its targets."""
     loss: Tensor | None = None
-    """The loss of the batch, without its graph; ``None`` before its step, and if ``on_nan="skip"``
-    skipped it.
+    """The loss of the batch, without its graph.
+
+    ``None`` before its step, and if ``on_nan="skip"`` skipped it.
     """
     output: Any = None
     """The network's outputs if the training step returns them; ``None`` before the step."""
@@ -55,16 +53,16 @@ class WorkerContext:
 
 
 class WorkerCallback:
-    """Base class of callbacks that run in the workers' tasks. All hooks do nothing; override those
-    you need.
+    """Base class of callbacks that run in the workers' tasks.
 
-    Pass them to ``fit(callbacks=...)``, with any others. They are pickled, and each worker starts
-    every round with a copy of the original object; only its ``state_dict`` is kept between rounds
-    and in checkpoints. Hooks may read everything, log numbers, and change parameters (in place,
-    under ``torch.no_grad()``), gradients and optimizer options. For the same bits on every engine
-    and after a retry they must depend on nothing else: not on time, files or other processes.
-    Random numbers come from the worker's generators. Hooks must not keep tensors of the batch. An
-    exception ends the fit, and names the callback, round and worker.
+    All hooks do nothing; override those you need. Pass them to ``fit(callbacks=...)``, with any
+    others. They are pickled, and each worker starts every round with a copy of the original object;
+    only its ``state_dict`` is kept between rounds and in checkpoints. Hooks may read everything,
+    log numbers, and change parameters (in place, under ``torch.no_grad()``), gradients and
+    optimizer options. For the same bits on every engine and after a retry they must depend on
+    nothing else: not on time, files or other processes. Random numbers come from the worker's
+    generators. Hooks must not keep tensors of the batch. An exception ends the fit, and names the
+    callback, round and worker.
 
     Numbers logged around a batch are weighted by its samples. Numbers logged at the start and end
     of a round are weighted by the samples that the worker actually trained on in it (``samples`` of
@@ -72,8 +70,9 @@ class WorkerCallback:
     """
 
     def check(self, trainer: Any) -> None:
-        """Raise an exception if the trainer does not suit the callback; called before fits and in
-        ``check_fit``.
+        """Raise an exception if the trainer does not suit the callback.
+
+        Called before fits, and in ``check_fit``.
         """
 
     def on_optimizer(self, context: WorkerContext) -> None:
@@ -91,22 +90,25 @@ class WorkerCallback:
         """Run before the step of a batch."""
 
     def on_batch_end(self, context: WorkerContext) -> None:
-        """Run after the step; the clipped gradients still exist, with ``accumulate`` the sum so
-        far.
+        """Run after the step.
+
+        The clipped gradients still exist, with ``accumulate`` the sum so far.
         """
 
     def on_round_end(self, context: WorkerContext) -> None:
         """Run after the last batch, before the parameters are merged."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to keep: numbers, strings, arrays and CPU tensors, in dicts and
-        lists.
+        """Return the state to keep.
+
+        It consists of numbers, strings, arrays and CPU tensors, in dicts and lists.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; called before ``on_round_start`` if the worker has
-        a state.
+        """Restore what ``state_dict`` returned.
+
+        Called before ``on_round_start`` if the worker has a state.
         """
 
 
@@ -120,13 +122,12 @@ class CallbackRunner:
         accumulator: MetricAccumulator,
         states: Mapping[str, Any],
     ) -> None:
-        own = copy.deepcopy(callbacks)
-        self._callbacks = dict(
-            zip(numbered(type(callback).__name__ for callback in own), own, strict=True)
-        )
+        copies = copy.deepcopy(callbacks)
+        names = numbered(type(callback).__name__ for callback in copies)
+        self._callbacks = dict(zip(names, copies, strict=True))
         self.context = context
         self._accumulator = accumulator
-        self._at_start: dict[str, Any] = {}
+        self._logged_at_start: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(copy.deepcopy(states[name]))
@@ -137,11 +138,11 @@ class CallbackRunner:
         self._call("on_optimizer")
 
     def round_start(self) -> None:
-        """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have
-        unknown lengths.
-        """
+        """Call ``on_round_start``; ``round_end`` measures what it logs."""
         self._call("on_round_start")
-        self._at_start, self.context.logged = self.context.logged, {}
+        # Streams have unknown lengths, so that the number of samples is not known yet.
+        self._logged_at_start = self.context.logged
+        self.context.logged = {}
 
     def batch_start(self, x: Any, y: Any, samples: int, *, epoch: int, number: int) -> None:
         """Call ``on_batch_start``."""
@@ -161,21 +162,20 @@ class CallbackRunner:
             context.output = result.output
         self._call("on_batch_end")
         self._measure(samples)
-        context.x = context.y = context.loss = context.output = None
+        context.x = None
+        context.y = None
+        context.loss = None
+        context.output = None
 
     def round_end(self) -> None:
-        """Call ``on_round_end``; a round's logs are weighted by the samples that the worker has
-        trained on.
-        """
+        """Call ``on_round_end``; logs of the round are weighted by its trained samples."""
         self._call("on_round_end")
         samples = self._accumulator.samples
-        self._accumulator.measure(self._at_start, samples)
+        self._accumulator.measure(self._logged_at_start, samples)
         self._measure(samples)
 
     def states(self) -> dict[str, Any] | None:
-        """Return the states that are not empty, by the names of the callbacks; ``None`` if all
-        are.
-        """
+        """Return the states by the callbacks' names, without empty ones; ``None`` for none."""
         states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
         return {name: state for name, state in states.items() if state} or None
 
@@ -185,9 +185,9 @@ class CallbackRunner:
             try:
                 getattr(callback, hook)(context)
             except Exception as error:
-                place = f"in round {context.round} on worker {context.worker}"
                 error.add_note(
-                    f"Raised by the callback {type(callback).__name__}, by its {hook}, {place}."
+                    f"Raised by the callback {type(callback).__name__}, by its {hook}, in round "
+                    f"{context.round} on worker {context.worker}."
                 )
                 raise
 

@@ -35,10 +35,10 @@ class _Kept:
 class RowsOnGpus:
     """Rows of blocks on the GPUs of this process, which stay there from task to task of a fit.
 
-    Rows are shuffled there, and later epochs copy none. They are found by what they are: rows from
-    here to there of a block of a fit, on a device. They leave after the last epoch of the fit, when
-    a task has too little memory beside them, and when the fit has begun no pass for some time: one
-    that ends early cannot tell the processes, as engines choose one for each task.
+    Rows are shuffled there, and later epochs copy none. They are found by what they are: a range of
+    rows of a block of a fit, on a device. They leave after the last epoch of the fit, when a task
+    has too little memory beside them, and when the fit has begun no pass for some time: one that
+    ends early cannot tell the processes, as engines choose one for each task.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,9 @@ class RowsOnGpus:
             kept = self._fits.setdefault(resident.fit, _Kept())
             kept.due = time.monotonic() + resident.idle_seconds
             self._watch()
-            if held is not None and (found := kept.columns.get((actual, held))) is not None:
-                return found
+            present = None if held is None else kept.columns.get((actual, held))
+        if present is not None:
+            return present
         if kept.full or not _has_room(blocks, device, resident.share):
             return None
         columns = tuple([as_tensor(block).to(actual) for block in blocks])
@@ -85,15 +86,16 @@ class RowsOnGpus:
             torch.get_device_module(kind).empty_cache()
 
     def make_room(self) -> bool:
-        """Release all rows, and move no others of these fits; return whether there may have been
-        any.
+        """Release all rows, and move no others of these fits.
+
+        Returns whether there may have been any.
         """
         with self._lock:
-            given = [kept for kept in self._fits.values() if not kept.full]
-            for kept in given:
+            released = [kept for kept in self._fits.values() if not kept.full]
+            for kept in released:
                 kept.columns = {}
                 kept.full = True
-        return bool(given)
+        return bool(released)
 
     def _watch(self) -> None:
         """Have a thread release what is due first, as long as there is anything."""
@@ -101,10 +103,8 @@ class RowsOnGpus:
         if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
-            self._due, self._timer = (
-                due,
-                threading.Timer(max(0.0, due - time.monotonic()), self._release_due),
-            )
+            self._due = due
+            self._timer = threading.Timer(max(0.0, due - time.monotonic()), self._release_due)
             self._timer.daemon = True
             self._timer.start()
 
@@ -112,7 +112,8 @@ class RowsOnGpus:
         with self._lock:
             now = time.monotonic()
             self._due = math.inf
-            for fit in [fit for fit, kept in self._fits.items() if kept.due <= now]:
+            due = [fit for fit, kept in self._fits.items() if kept.due <= now]
+            for fit in due:
                 self.release(fit)
             self._watch()
 
@@ -124,9 +125,7 @@ def rows_on_gpus() -> RowsOnGpus:
 
 
 def _has_room(blocks: Sequence[_Dense], device: str, share: float) -> bool:
-    """Return whether half of a GPU's memory, and of a worker's share of it, stays free beside these
-    rows.
-    """
+    """Return whether half of a GPU, and of a worker's ``share`` of it, stays free beside rows."""
     module = torch.get_device_module(device)
     try:
         free, total = module.mem_get_info(device)
@@ -135,4 +134,5 @@ def _has_room(blocks: Sequence[_Dense], device: str, share: float) -> bool:
     used = module.memory_allocated(device)
     size = sum(block.nbytes for block in blocks)
     free += module.memory_reserved(device) - used
-    return bool(free - size >= total / 2 and used + size <= total * share / 2)
+    leaves_half = free - size >= total / 2
+    return bool(leaves_half and used + size <= total * share / 2)

@@ -46,17 +46,18 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
         replica.compares_step = True
         transform = _Transform(replica)
         accumulator = MetricAccumulator(replica.measures)
-        for batch in _batches(replica, source):
+        for batch in _collated_batches(replica, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
                     result = _result(replica, batch._replace(x=transform(batch.x)))
                 accumulator.add(batch.samples, *result[:4])
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
-        measured = accumulator.measured()
-        conversions = sorted(replica.conversions)
         return replace(
-            measured, **source.measured(), warnings=transform.warnings, conversions=conversions
+            accumulator.measured(),
+            **source.measured(),
+            warnings=transform.warnings,
+            conversions=sorted(replica.conversions),
         )
 
 
@@ -71,14 +72,14 @@ class _Transform:
 
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
-        self._checked = replica.transform is None
+        self._is_checked = replica.transform is None
         self.warnings: Sequence[str] = ()
         """What users should know of it."""
 
     def __call__(self, x: Any) -> Any:
-        if self._checked:
+        if self._is_checked:
             return self._replica.transformed(x)
-        self._checked = True
+        self._is_checked = True
         before = RandomState.capture(self._replica.device)
         transformed = self._replica.transformed(x)
         if not RandomState.capture(self._replica.device).is_same(before):
@@ -86,12 +87,12 @@ class _Transform:
         return transformed
 
 
-def _batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
+def _collated_batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
-    for batch in cut_batches(source, replica.device):
-        ready = collated(batch, replica, source.job.reader, lambda _: 0)
-        if ready.samples:
-            yield ready
+    for cut in cut_batches(source, replica.device):
+        batch = collated(cut, replica, source.job.reader, lambda _: 0)
+        if batch.samples:
+            yield batch
 
 
 def _result(replica: ModelReplica, batch: Batch) -> StepResult:
@@ -106,7 +107,7 @@ def _without_targets(replica: ModelReplica, source: Source) -> Iterator[Batch]:
     """Iterate over the batches of a prediction before the transform."""
     if replica.collate is not None:
         replica.collate = PredictionCollate(replica.collate)
-    return _batches(replica, source)
+    return _collated_batches(replica, source)
 
 
 def try_collate(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> None:
@@ -127,17 +128,14 @@ def predict(
     with random_state(0, work.device), torch.no_grad():
         replica = ModelReplica(job.spec, parameters, work.device, training=False)
         transform = _Transform(replica)
-        every = _without_targets(replica, source_of(job, work, values))
-        outputs = [_output(replica, batch, transform) for batch in every]
-        return outputs, Measured(
-            warnings=transform.warnings, conversions=sorted(replica.conversions)
-        )
+        batches = _without_targets(replica, source_of(job, work, values))
+        outputs = [_output(replica, batch, transform) for batch in batches]
+        conversions = sorted(replica.conversions)
+        return outputs, Measured(warnings=transform.warnings, conversions=conversions)
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
-    """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network
-    returns them.
-    """
+    """Return the outputs of a batch: an array, or the network's tuples, lists and dicts of them."""
     with replica.annotate_errors(batch.x), replica.autocast():
         output = replica.predict(transform(batch.x))
     return map_leaves(lambda part: _as_array(part, replica.half), output)
@@ -145,16 +143,14 @@ def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
 
 def _as_array(output: Any, half: torch.dtype | None) -> NDArray[np.generic]:
     if not isinstance(output, torch.Tensor) or not output.dim():
-        kind = (
-            "a single number"
-            if isinstance(output, torch.Tensor)
-            else (f"a {type(output).__name__}")
-        )
+        is_number = isinstance(output, torch.Tensor)
+        kind = "a single number" if is_number else f"a {type(output).__name__}"
         raise TypeError(
             "predict needs a network that returns a tensor with a row for each sample, or "
             f"tuples, lists and dicts of such tensors, this one returns {kind}; wrap it in a "
             "module that returns what you need, or use model()"
         )
-    narrow = output.dtype in (torch.bfloat16, half)
-    array: NDArray[np.generic] = (output.float() if narrow else output).cpu().numpy()
+    if output.dtype in (torch.bfloat16, half):
+        output = output.float()
+    array: NDArray[np.generic] = output.cpu().numpy()
     return array

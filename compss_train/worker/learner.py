@@ -16,15 +16,9 @@ from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
-from compss_train.worker.state import (
-    StepAverage,
-    WorkerState,
-    changed_buffers,
-    load_moments,
-    load_optimizer,
-    on_host,
-    restore_buffers,
-)
+from compss_train.worker.optimizer_state import load_moments, load_optimizer, on_host
+from compss_train.worker.state import WorkerState, changed_buffers, restore_buffers
+from compss_train.worker.step_average import StepAverage
 from compss_train.worker.stepping import stepper_of
 from compss_train.worker.work import Job, Work
 

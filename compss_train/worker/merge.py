@@ -1,7 +1,6 @@
-"""The last task of a synchronous merge, which computes the global parameters from the workers'
-results.
+"""The last task of a synchronous merge, which computes the global parameters.
 
-The last task returns the mean of the workers, or takes a step of an *outer optimizer* towards it:
+It returns the mean of the workers, or takes a step of an *outer optimizer* towards it:
 the mean change of a round is the negative of a gradient (Reddi et al. 2021, "Adaptive federated
 optimization"; DiLoCo, Douillard et al. 2023, arXiv 2311.08105).
 """
@@ -21,7 +20,7 @@ from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters, change, check_outer_step
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import PartialSum, mean
-from compss_train.worker.state import split_moments
+from compss_train.worker.optimizer_state import split_contribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +42,23 @@ class MergeRule:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the last task returns only the mean; a single worker's result then needs no
-        task.
-        """
+        """Whether the last task returns only the mean, which a single worker's result is."""
         return len(self.result_names) == 2 and not self.compressed
 
     @property
     def result_names(self) -> tuple[str, ...]:
-        """The names of the items that ``merge_results`` returns; after the first two, fields of
-        ``MergeState``.
+        """The names of what ``merge_results`` returns.
+
+        Those after the first two are fields of ``MergeState``.
         """
-        optional = {
-            "moments": self.moments,
-            "outer": self.optimizer,
-            "averaged": self.decay or self.by_steps,
-        }
-        return "parameters", "measured", *(name for name, value in optional.items() if value)
+        names = ["parameters", "measured"]
+        if self.moments:
+            names.append("moments")
+        if self.optimizer is not None:
+            names.append("outer")
+        if self.decay is not None or self.by_steps:
+            names.append("averaged")
+        return tuple(names)
 
 
 def merge_results(
@@ -69,48 +69,47 @@ def merge_results(
     averaged: Parameters | None = None,
     moments: Parameters | None = None,
 ) -> tuple[Any, ...]:
-    """Return the items of ``rule.result_names``: the global parameters after a merge, and what is
-    kept.
+    """Return the global parameters after a merge, and what else ``rule.result_names`` has.
 
     ``items`` are the workers' results, or sums of them, in worker order. ``base`` are the global
     parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that
     the last merge returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to
     NaN or infinity.
     """
-    means, new_moments, of_steps = split_moments(dict(mean(items, {**base, **(moments or {})})))
-    results: dict[str, Any] = {
-        "measured": [part for item in items for part in item.measured],
-        "moments": new_moments,
-    }
-    results["parameters"], results["outer"] = means, outer
+    initial = {**base, **(moments or {})}
+    parameters, moments, averaged_by_steps = split_contribution(dict(mean(items, initial)))
     # No momentum without samples.
     if rule.optimizer is not None and any(item.count for item in items):
-        results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, means, outer)
+        parameters, outer = _step(rule, rule.optimizer, base, parameters, outer)
     if rule.by_steps:
-        results["averaged"] = {**results["parameters"], **of_steps}
+        averaged = {**parameters, **averaged_by_steps}
     if rule.decay is not None:
-        results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
+        averaged = _moving_average(averaged, parameters, rule.decay)
+    results = {
+        "parameters": parameters,
+        "measured": [measured for item in items for measured in item.measured],
+        "moments": moments,
+        "outer": outer,
+        "averaged": averaged,
+    }
     return tuple(results[name] for name in rule.result_names)
 
 
 def rebased(
     item: PartialSum, base: Parameters, current: Parameters, buffers: Collection[str]
 ) -> PartialSum:
-    """Return what a worker would have trained from ``current`` with the changes that it made to
-    ``base``.
+    """Return what a worker would have trained with its changes from ``current``, not ``base``.
 
-    Statistics in ``buffers``, integers and optimizer states are the worker's own; compressed
-    changes need no base.
+    Statistics in ``buffers``, integers and optimizer states stay as they are; compressed changes
+    need no base.
     """
-    values = {
-        name: array
-        if isinstance(array, CompressedChange)
-        or array.dtype.kind not in "fc"
-        or name in buffers
-        or name not in base
-        else np.asarray(change(base[name], array) + current[name]).astype(array.dtype, copy=False)
-        for name, array in item.values.items()
-    }
+    values = dict(item.values)
+    for name, array in item.values.items():
+        if isinstance(array, CompressedChange) or array.dtype.kind not in "fc":
+            continue
+        if name in base and name not in buffers:
+            moved = np.asarray(change(base[name], array) + current[name])
+            values[name] = moved.astype(array.dtype, copy=False)
     return replace(item, values=values)
 
 
@@ -129,20 +128,19 @@ def _step(
         # Numpy makes numbers of scalars.
         weight.grad = torch.from_numpy(np.asarray(_wide(base[name]) - mean[name]))
     optimizer = factory(weights.values())
-    # Else of another fit's outer optimizer.
+    # The state may be that of another fit's outer optimizer.
     if saved is not None and saved["kind"] == _kind(optimizer):
-        kept = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
-        optimizer.load_state_dict(
-            {"state": kept, "param_groups": optimizer.state_dict()["param_groups"]}
-        )
+        state = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
     optimizer.step()
     stepped = {
         name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name])
         for name, weight in weights.items()
     }
     check_outer_step(stepped, base, mean)
-    state = {"kind": _kind(optimizer), "state": optimizer.state_dict()["state"]}
-    return {name: stepped.get(name, array) for name, array in mean.items()}, state
+    parameters = {name: stepped.get(name, array) for name, array in mean.items()}
+    return parameters, {"kind": _kind(optimizer), "state": optimizer.state_dict()["state"]}
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
@@ -165,15 +163,14 @@ def _relative_to_mean(
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """Return the optimizer's class and its enabled options, such as ``amsgrad``: they determine its
-    state.
-    """
-    own = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
-    options = optimizer.param_groups[0].items()
-    on = [
-        name for name, value in options if name not in own and not torch.is_tensor(value) and value
+    """Return what determines the structure of the state: the class, and options such as amsgrad."""
+    ignored = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
+    enabled = [
+        name
+        for name, value in optimizer.param_groups[0].items()
+        if name not in ignored and not torch.is_tensor(value) and value
     ]
-    return " ".join([type(optimizer).__name__, *on])
+    return " ".join([type(optimizer).__name__, *enabled])
 
 
 def _moving_average(
@@ -182,9 +179,9 @@ def _moving_average(
     """Return decay · averaged + (1 - decay) · parameters; integers are the newest."""
     if averaged is None:
         return parameters
-    return {
-        name: np.asarray(decay * averaged[name] + (1 - decay) * array).astype(array.dtype)
-        if array.dtype.kind in "fc"
-        else array
-        for name, array in parameters.items()
-    }
+    moved = dict(parameters)
+    for name, array in parameters.items():
+        if array.dtype.kind in "fc":
+            average = np.asarray(decay * averaged[name] + (1 - decay) * array)
+            moved[name] = average.astype(array.dtype)
+    return moved

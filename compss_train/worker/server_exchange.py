@@ -1,5 +1,4 @@
-"""Exchange of parameters through a parameter server, layer by layer, without waiting for other
-workers.
+"""Exchange of parameters through a parameter server, layer by layer, without waiting.
 
 The weights of a layer are one key, to which changes are added. Additions commute, so that in double
 precision the order of arrival only affects the rounding of ties. Floating buffers (such as
@@ -49,8 +48,11 @@ class Exchange:
     """The dtypes of all parameters, in state_dict order."""
     num_workers: int
     aliases: Mapping[str, str]
-    """Additional names of tensors, each with its first name. Only the first name is on the server:
-    pulls of one tensor under two keys could differ by another worker's change."""
+    """Additional names of tensors, each with its first name.
+
+    Only the first name is on the server: pulls of one tensor under two keys could differ by another
+    worker's change.
+    """
 
     @classmethod
     def of(
@@ -69,18 +71,21 @@ class Exchange:
         }
         for name in parameters:
             if name not in names.aliases:
-                frozen = stepped and name in added and name not in names.weights
-                module = name.rpartition(".")[0]
-                modules.setdefault(f"{module}: frozen" if frozen else module, []).append(name)
+                module, _, _ = name.rpartition(".")
+                if stepped and name in added and name not in names.weights:
+                    module = f"{module}: frozen"
+                modules.setdefault(module, []).append(name)
         weights = list[Layer]()
         rows = list[Layer]()
         for number, (module, members) in enumerate(modules.items()):
             priority = len(modules) - number
-            if own := tuple(name for name in members if name in added):
-                steps = stepped and any(name in names.weights for name in own)
-                weights.append(Layer(f"{module}: weights", own, priority, steps))
-            if others := tuple(name for name in members if name not in added):
-                rows.append(Layer(f"{module}: rows", others, priority))
+            added_names = tuple(name for name in members if name in added)
+            row_names = tuple(name for name in members if name not in added)
+            if added_names:
+                steps = stepped and any(name in names.weights for name in added_names)
+                weights.append(Layer(f"{module}: weights", added_names, priority, steps))
+            if row_names:
+                rows.append(Layer(f"{module}: rows", row_names, priority))
         dtypes = {name: array.dtype for name, array in parameters.items()}
         return cls(tuple(weights), tuple(rows), dtypes, num_workers, dict(names.aliases))
 
@@ -90,8 +95,7 @@ class Exchange:
         parameters: Parameters,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
-        """Initialize the global parameters on an empty server; called once, before any worker
-        connects.
+        """Initialize the global parameters on an empty server, before any worker connects.
 
         With what ``save`` returned it continues from that, in double precision and with the
         optimizer's state.
@@ -101,16 +105,11 @@ class Exchange:
                 server.load(layer.key, saved[layer.key], optimized=layer.stepped)
             return
         for layer in self.weights:
-            server.init(
-                layer.key,
-                [_wide(parameters[name]) for name in layer.names],
-                optimized=layer.stepped,
-            )
+            weights = [_wide(parameters[name]) for name in layer.names]
+            server.init(layer.key, weights, optimized=layer.stepped)
         for layer in self.rows:
-            rows = [
-                np.repeat(_wide(parameters[name])[None], self.num_workers, 0)
-                for name in layer.names
-            ]
+            values = [_wide(parameters[name]) for name in layer.names]
+            rows = [np.repeat(value[None], self.num_workers, 0) for value in values]
             server.init(layer.key, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def save(self, server: ParameterServer) -> dict[str, Any]:
@@ -125,11 +124,10 @@ class Exchange:
         trained: Parameters,
         share: float,
     ) -> None:
-        """Push the change of a worker relative to its base, weighted by ``share``; all shares sum
-        to 1.
+        """Push the change of a worker relative to its base, weighted by ``share``.
 
-        A server with an optimizer receives the negative change, as a gradient.
-        Returns before everything is sent. With a share of 0 nothing is pushed.
+        All shares sum to 1; with a share of 0 nothing is pushed. A server with an optimizer
+        receives the negative change, as a gradient. Returns before everything is sent.
         """
         if not share:
             return
@@ -142,15 +140,16 @@ class Exchange:
             server.push(layer.key, changes, layer.priority)
         for layer in self.rows:
             rows = [np.asarray(array) for array in server.pull(layer.key, priority=layer.priority)]
-            own = [np.array(share), *(_wide(trained[name]) for name in layer.names)]
+            new_row = [np.array(share), *(_wide(trained[name]) for name in layer.names)]
             changes = [np.zeros_like(array) for array in rows]
-            for change, old, new in zip(changes, rows, own, strict=True):
+            for change, old, new in zip(changes, rows, new_row, strict=True):
                 change[worker] = new - old[worker]
             server.push(layer.key, changes, layer.priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
-        """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or
-        infinite.
+        """Return the current global parameters.
+
+        Raises ``DivergedError`` if steps of the server's optimizer made them NaN or infinite.
         """
         pulled: Parameters = {}
         for layer in self.weights:
@@ -160,7 +159,7 @@ class Exchange:
             shares, *rows = map(np.asarray, server.pull(layer.key, priority=layer.priority))
             for name, array in zip(layer.names, rows, strict=True):
                 pulled[name] = _merged(shares, array, self.dtypes[name])
-        pulled |= {name: pulled[own] for name, own in self.aliases.items()}
+        pulled |= {alias: pulled[name] for alias, name in self.aliases.items()}
         stepped = any(layer.stepped for layer in self.weights)
         # The error says more than the warning.
         with np.errstate(over="ignore" if stepped else "warn"):
@@ -171,17 +170,16 @@ class Exchange:
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in double precision, in which differences of single-precision values are
-    exact.
-    """
-    return array.astype(
-        np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.int64
-    )
+    """Return the array in double precision, which has exact differences of single precision."""
+    if array.dtype.kind in "fc":
+        return array.astype(np.result_type(array.dtype, np.float64))
+    return array.astype(np.int64)
 
 
 def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the weighted mean or the maximum of the rows with a share; without any, the initial
-    values.
+    """Return the weighted mean or the maximum of the rows with a share.
+
+    Without any, returns the initial values.
     """
     active = shares > 0
     if not active.any():
@@ -204,8 +202,9 @@ class ServerAddress:
     def connect(
         self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0
     ) -> ParameterServer:
-        """Return a client; repeated calls of a client that reconnects under the same name are
-        executed once.
+        """Return a client.
+
+        Repeated calls of a client that reconnects under the same name are executed once.
         """
         return parameter_server.connect(
             self.address, self.token, name=name, generation=generation, timeout=timeout
@@ -213,8 +212,9 @@ class ServerAddress:
 
 
 def read_parameters(server_address: ServerAddress, measured: Sequence[Any]) -> Parameters:
-    """Return the global parameters; ``measured`` delays the task until all workers have pushed
-    their changes.
+    """Return the global parameters when all workers have pushed their changes.
+
+    ``measured`` are their measurements, for which the task waits.
     """
     with server_address.connect() as server:
         return server_address.exchange.pull(server)

@@ -1,5 +1,4 @@
-"""Sources of the samples of a task, blocks or files: which rows a pass has, in which order, and on
-which device.
+"""``Source``: where the samples of a task are, in blocks or files, and in which order.
 
 Nothing else knows of rows: a ``Source`` opens passes, and ``PassSamples`` cuts the batches of one,
 whether it holds the rows of the whole block or of a part, on the CPU or, from task to task, on a
@@ -43,24 +42,24 @@ _MEMORY_CHUNK = 2**18
 
 
 def rows_of(block_pass: BlockPass, job: Job) -> RowRange:
-    """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole
-    pass.
-    """
-    start = block_pass.start
-    size = block_pass.size
+    """Return the rows that a pass needs: all of the whole pass if this is a part, but shuffled."""
     if job.row_seed is not None:
-        start = block_pass.first
-        size = block_pass.whole
-    return RowRange(block_pass.block, start, start + size)
+        return _rows_of_whole(block_pass)
+    return RowRange(block_pass.block, block_pass.start, block_pass.start + block_pass.size)
+
+
+def _rows_of_whole(block_pass: BlockPass) -> RowRange:
+    """Return the rows of the pass that this one is a part of, or of the pass itself."""
+    return RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
 
 
 class PassSamples:
-    """The samples of a pass, numbered from 0 in the order of training, to be cut into batches for a
-    device.
+    """The samples of a pass in the order of training, to be cut into batches for a device.
 
-    ``held`` are the rows in ``columns``: at least those that the pass needs; ``None`` if these are
-    the samples of the pass, in their order. ``unread`` are the places of rows in the columns whose
-    values mean nothing. Raises ``ValueError`` if the columns lack rows.
+    They are numbered from 0. ``held`` are the rows in ``columns``: at least those that the pass
+    needs; ``None`` if these are the samples of the pass, in their order. ``unread`` are the places
+    of rows in the columns whose values mean nothing. Raises ``ValueError`` if the columns lack
+    rows.
     """
 
     def __init__(
@@ -76,13 +75,12 @@ class PassSamples:
         self._size = block_pass.size
         self._device = device
         on_gpu = isinstance(columns[0], torch.Tensor) and is_gpu(columns[0].device.type)
-        self._is_there = on_gpu or not is_gpu(device)
+        self._is_on_device = on_gpu or not is_gpu(device)
         """Whether the columns are on the device."""
         self._first = 0
-        self._order = None
-        """The place of the first sample among the rows; the rows of all samples, unless they are in
-        order.
-        """
+        """The place of the first sample among the rows."""
+        self._order: torch.Tensor | None = None
+        """The places of all samples among the rows; ``None`` if they are in order."""
         self.missing: NDArray[np.intp] = NO_ROWS
         """The samples that could not be read, which batches leave out."""
         if held is None:
@@ -112,35 +110,36 @@ class PassSamples:
         """
         if self._order is None:
             rows = slice(self._first + start, self._first + stop)
-            columns = tuple([as_tensor(part[rows]).clone() for part in self._columns])
+            columns = tuple([as_tensor(column[rows]).clone() for column in self._columns])
         else:
-            taken = self._order[start:stop]
+            places = self._order[start:stop]
             if len(self.missing):
-                places = np.setdiff1d(np.arange(start, stop), self.missing, assume_unique=True)
-                taken = self._order[torch.from_numpy(places).to(self._order.device)]
-            columns = tuple([_taken(part, taken) for part in self._columns])
-        return columns if self._is_there else to_device(columns, self._device)
+                present = np.setdiff1d(np.arange(start, stop), self.missing, assume_unique=True)
+                places = self._order[torch.from_numpy(present).to(self._order.device)]
+            columns = tuple([_taken(column, places) for column in self._columns])
+        return columns if self._is_on_device else to_device(columns, self._device)
 
     def all(self) -> Columns:
-        """Return all samples that are not missing; unless they are shuffled, they share the memory
-        of the rows.
+        """Return all samples that are not missing.
+
+        Unless they are shuffled, they share the memory of the rows.
         """
-        if self._order is not None or not self._is_there:
+        if self._order is not None or not self._is_on_device:
             return self.cut(0, self._size)
         return self.rows()
 
     def rows(self) -> Columns:
         """Return the rows of an unshuffled pass where they are, with those that are missing."""
-        return tuple(
-            [as_tensor(part[self._first : self._first + self._size]) for part in self._columns]
-        )
+        rows = slice(self._first, self._first + self._size)
+        return tuple([as_tensor(column[rows]) for column in self._columns])
 
 
 def _training_order(
     block_pass: BlockPass, job: Job, seed: int, columns: Sequence[Block], first: int
 ) -> NDArray[Any]:
-    """Return the shuffled order of a pass as row numbers of ``columns``; the whole pass begins at
-    ``first``.
+    """Return the shuffled order of a pass as row numbers of ``columns``.
+
+    The rows of the whole pass begin at ``first``.
     """
     place = (seed, block_pass.epoch, block_pass.block)
     whole = block_pass.whole
@@ -184,33 +183,30 @@ class Source(ABC):
     def open(
         self, block_passes: WorkerAssignment, device: str = CPU
     ) -> AbstractContextManager[Iterator[PassSamples | None]]:
-        """Return a context with an iterator over the samples of each pass, ``None`` for a file that
-        is skipped.
+        """Return a context with an iterator over the samples of each pass.
 
-        The consumer must release them before it takes the next.
+        They are ``None`` for a file that is skipped. The consumer must release them before it takes
+        the next.
         """
 
     @contextmanager
     def wholes(self, block_passes: WorkerAssignment) -> Iterator[Iterator[Columns | None]]:
-        """Provide an iterator over all samples of each pass, on the CPU, to be used like those of
-        ``open``.
-        """
+        """Provide an iterator over all samples of each pass, on the CPU; see ``open``."""
         # A loop would hold samples while the next ones are read.
         with self.open(block_passes) as opened:
             yield map(_all, opened)
 
     @contextmanager
     def pieces(self, block_passes: WorkerAssignment) -> Iterator[Iterator[Chunk | None]]:
-        """Provide an iterator over the rows of unshuffled passes for pools, to be used like those
-        of ``open``.
-        """
+        """Provide an iterator over the rows of unshuffled passes, for pools; see ``open``."""
         with self.open(block_passes) as opened:
             yield map(_chunk, opened)
 
     @abstractmethod
     def chunks(self, block_passes: WorkerAssignment) -> AbstractContextManager[Iterable[Columns]]:
-        """Return a context with an iterator over the samples of all passes on the CPU, some at a
-        time.
+        """Return a context with an iterator over the samples of all passes, some at a time.
+
+        They are on the CPU.
         """
 
     def measured(self) -> dict[str, Any]:
@@ -220,11 +216,12 @@ class Source(ABC):
     def _on_gpu(
         self, device: str, held: RowRange | None, columns: Sequence[Block]
     ) -> Columns | None:
-        """Return columns on a GPU, or ``None``; those that are the rows ``held`` of a block stay
-        there.
+        """Return columns on a GPU, or ``None``.
+
+        If they are the rows ``held`` of a block, they stay there.
         """
         resident = self.job.resident
-        dense = [each for each in columns if not isinstance(each, Ragged)]
+        dense = [column for column in columns if not isinstance(column, Ragged)]
         if resident is None or len(dense) < len(columns) or not is_gpu(device):
             return None
         return rows_on_gpus().moved(resident, device, held, dense)
@@ -250,8 +247,7 @@ def blocks_by_column(values: Sequence[Any], number: int) -> list[Sequence[Block]
 def split_rows(
     blocks: Sequence[Any], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
 ) -> tuple[Piece, ...] | Piece:
-    """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total
-    shuffle.
+    """Return pieces of consecutive blocks, whose rows begin at ``bounds``: for total shuffles.
 
     ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or
     tuples of all. Returns a tuple of pieces, or the piece itself if there is only one.
@@ -280,37 +276,32 @@ class BlockSource(Source):
         """
         yield (self._open(block_pass, device) for block_pass in block_passes)
         resident = self.job.resident
-        last = block_passes[-1] if is_gpu(device) and block_passes else None
-        if (
-            resident is not None
-            and last is not None
-            and last.epoch == resident.last_epoch
-            and not last.rest
-        ):
-            rows_on_gpus().release(resident.fit)
+        if resident is not None and is_gpu(device) and block_passes:
+            last = block_passes[-1]
+            if last.epoch == resident.last_epoch and not last.rest:
+                rows_on_gpus().release(resident.fit)
 
     def _open(self, block_pass: BlockPass, device: str) -> PassSamples:
         if block_pass.sample_numbers is not None:
             gathered = self._gathered(block_pass.sample_numbers)
-            return PassSamples(
-                block_pass, self.job, None, self._on_gpu(device, None, gathered) or gathered, device
-            )
+            columns = self._on_gpu(device, None, gathered) or gathered
+            return PassSamples(block_pass, self.job, None, columns, device)
         if is_gpu(device):
-            whole = RowRange(
-                block_pass.block, block_pass.first, block_pass.first + block_pass.whole
-            )
-            if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
+            whole = _rows_of_whole(block_pass)
+            resident = self._on_gpu(device, whole, self._stored(whole))
+            if resident is not None:
                 return PassSamples(block_pass, self.job, whole, resident, device)
         needed = rows_of(block_pass, self.job)
-        return PassSamples(
-            block_pass, self.job, needed, [*map(as_tensor, self._stored(needed))], device
-        )
+        rows = [*map(as_tensor, self._stored(needed))]
+        return PassSamples(block_pass, self.job, needed, rows, device)
 
     def _stored(self, rows: RowRange) -> Piece:
-        number = self.work.blocks.index(rows.file)
-        return tuple([blocks[number][rows.start : rows.stop] for blocks in self.columns])
+        """Return rows of a block where they are."""
+        index = self.work.blocks.index(rows.file)
+        return tuple([blocks[index][rows.start : rows.stop] for blocks in self.columns])
 
     def _gathered(self, samples: NDArray[Any]) -> Columns:
+        """Return copies of samples, by number."""
         return tuple([gather(samples, self.work.starts, blocks) for blocks in self.columns])
 
     @contextmanager
@@ -333,17 +324,16 @@ class BlockSource(Source):
     def _copies(self, block_passes: WorkerAssignment, step: int) -> Iterator[Callable[[], Columns]]:
         """Iterate over functions that each copy the next ``step`` samples."""
         for block_pass in block_passes:
-            needed = rows_of(block_pass, self.job)
             numbers = block_pass.sample_numbers
+            bounds = [*range(0, block_pass.size, step), block_pass.size]
             if numbers is None:
-                copied = PassSamples(block_pass, self.job, needed, self._stored(needed)).cut
-            for start in range(0, block_pass.size, step):
-                stop = min(start + step, block_pass.size)
-                yield (
-                    partial(copied, start, stop)
-                    if numbers is None
-                    else partial(self._gathered, numbers[start:stop])
-                )
+                needed = rows_of(block_pass, self.job)
+                samples = PassSamples(block_pass, self.job, needed, self._stored(needed))
+                for start, stop in pairwise(bounds):
+                    yield partial(samples.cut, start, stop)
+            else:
+                for start, stop in pairwise(bounds):
+                    yield partial(self._gathered, numbers[start:stop])
 
 
 class FileSource(Source):
@@ -361,40 +351,41 @@ class FileSource(Source):
         self, block_passes: WorkerAssignment, device: str = CPU
     ) -> Iterator[Iterator[PassSamples | None]]:
         """Provide the samples, file by file."""
-        rows = [rows_of(block_pass, self.job) for block_pass in block_passes]
+        row_ranges = [rows_of(block_pass, self.job) for block_pass in block_passes]
         opened = partial(self._open, device)
-        with self._loader.open(rows) as read:
-            # Holds no reference while the next file is read.
-            yield map(opened, block_passes, rows, read)
+        with self._loader.open(row_ranges) as rows:
+            # A map holds no reference while the next file is read.
+            yield map(opened, block_passes, row_ranges, rows)
 
     def _open(
-        self, device: str, block_pass: BlockPass, rows: RowRange, read: FileRows | None
+        self, device: str, block_pass: BlockPass, row_range: RowRange, rows: FileRows | None
     ) -> PassSamples | None:
-        if read is None:
+        if rows is None:
             self._unread_samples += block_pass.size
             return None
-        columns = tuple([as_tensor(read.arrays[key]) for key in self._keys])
+        columns = tuple([as_tensor(rows.arrays[key]) for key in self._keys])
         columns = self._on_gpu(device, None, columns) or columns
-        samples = PassSamples(block_pass, self.job, rows, columns, device, read.missing)
+        samples = PassSamples(block_pass, self.job, row_range, columns, device, rows.missing)
         self._unread_samples += len(samples.missing)
         return samples
 
     @contextmanager
     def chunks(self, block_passes: WorkerAssignment) -> Iterator[Iterable[Columns]]:
         """Provide the samples file by file."""
-        with self.wholes(block_passes) as read:
-            yield filter(None, read)
+        with self.wholes(block_passes) as columns_of_files:
+            yield filter(None, columns_of_files)
 
     def measured(self) -> dict[str, Any]:
         """Return the counts of reads, and the files and samples that were skipped."""
-        skipped = {"skipped": self._loader.skipped, "unread_samples": self._unread_samples}
-        return {"files": dict(vars(self._loader.reads)), **skipped}
+        return {
+            "files": dict(vars(self._loader.reads)),
+            "skipped": self._loader.skipped,
+            "unread_samples": self._unread_samples,
+        }
 
 
 def retry_without_gpu_rows(function: _Task) -> _Task:
-    """Call a task again without rows that stay on the GPU if it has too little memory beside
-    them.
-    """
+    """Call a task again, without rows that stay on the GPU, if it lacks memory beside them."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,8 @@ from compss_train.model.optimizers import JoinedOptimizer, needs_closure
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult, Update
 from compss_train.worker.batches import Batch
-from compss_train.worker.state import StepAverage, WorkerState
+from compss_train.worker.state import WorkerState
+from compss_train.worker.step_average import StepAverage
 
 
 def stepper_of(

@@ -15,15 +15,16 @@ MOST_BATCHES = 100
 
 
 class Tracer:
-    """Context manager in which ``torch.profiler`` traces a task, up to the last of its first
-    batches.
-    """
+    """Context manager in which ``torch.profiler`` traces the first batches of a task."""
 
     def __init__(self, device: str) -> None:
-        kinds = [profiler.ProfilerActivity.CPU]
-        kind = torch.device(device).type.upper()  # CUDA, XPU; there is none for MPS
-        kinds += [getattr(profiler.ProfilerActivity, kind)] if kind in ("CUDA", "XPU") else []
-        self._profiler = profiler.profile(activities=kinds, record_shapes=True, acc_events=True)
+        activities = [profiler.ProfilerActivity.CPU]
+        kind = torch.device(device).type.upper()
+        if kind in ("CUDA", "XPU"):  # there is no activity for MPS
+            activities.append(getattr(profiler.ProfilerActivity, kind))
+        self._profiler = profiler.profile(
+            activities=activities, record_shapes=True, acc_events=True
+        )
         self._runs = False
 
     def __enter__(self) -> Self:
@@ -37,9 +38,7 @@ class Tracer:
         self._runs = False
 
     def labelled(self, batches: Iterator[_Batch], first: int) -> Iterator[_Batch]:
-        """Iterate over batches; what is done with each has its number in the trace, counted from
-        ``first``.
-        """
+        """Iterate over batches; in the trace they have their numbers, counted from ``first``."""
         for number, batch in enumerate(batches, first):
             if number < first + MOST_BATCHES:
                 with profiler.record_function(f"batch {number}"):

@@ -51,9 +51,7 @@ class Job:
     batching: Batching
     """How blocks are cut into batches."""
     row_seed: int | None = None
-    """Seed of the order of rows within a block; ``None`` to keep their order, also for pools to
-    mix.
-    """
+    """Seed of the order of rows within a block; ``None`` to keep it, also if pools mix them."""
     bucketed_by: int | None = None
     """The number of the column by whose lengths samples are batched, or ``None``."""
     pools: Pools | None = None
@@ -78,27 +76,26 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Work(PickledByFields):
-    """What one worker does in one round. No task changes it; not frozen, as the coordinator makes
-    thousands.
+    """What one worker does in one round.
+
+    No task changes it; it is not frozen, as the coordinator makes thousands.
     """
 
     block_passes: WorkerAssignment = ()
-    """The passes over blocks that the worker makes, or what it puts into a buffer for its
-    ``draws``.
-    """
+    """The worker's passes over blocks, or what it puts into a buffer for its ``draws``."""
     round: int = 0
     worker: int = 0
     index_in_group: int = 0
     """The worker's index within its group, whose states are one value."""
     device: str = "cpu"
     blocks: tuple[int, ...] = ()
-    """The numbers of the blocks among the task's values: blocks of x, then of y and of weights in
-    the same order, or blocks with all columns. Empty if the values are pieces of blocks, with all
-    columns."""
-    starts: tuple[int, ...] = ()
-    """Number of the first sample of each block or piece if passes list their samples; else
-    empty.
+    """The numbers of the blocks among the task's values; empty if these are pieces of blocks.
+
+    The values are blocks of x, then of y and of weights in the same order, or blocks with all
+    columns. Pieces have all columns.
     """
+    starts: tuple[int, ...] = ()
+    """The first sample of each block or piece, if passes list their samples; else empty."""
     files: FilePart | None = None
     """The files of all workers of the task, instead of values."""
     draws: Draws | None = None
@@ -106,9 +103,7 @@ class Work(PickledByFields):
     hyperparameters: Mapping[int, TimedHyperparameters] | None = None
     """The optimizer's hyperparameters by epoch; ``None`` without a learning-rate schedule."""
     check_outputs: bool = False
-    """Whether to check the outputs of the first batch against the loss, as in the first round of a
-    fit.
-    """
+    """Whether to check the first batch's outputs against the loss, as in a fit's first round."""
     traced: bool = False
     """Whether ``torch.profiler`` traces the worker."""
     name: str = ""
@@ -117,14 +112,13 @@ class Work(PickledByFields):
     @property
     def epoch(self) -> int:
         """The epoch in which the round starts, counted from 0 over all fits."""
-        first = self.draws or next(iter(self.block_passes), None)
-        return first.epoch if first else 0
+        if self.draws is not None:
+            return self.draws.epoch
+        return self.block_passes[0].epoch if self.block_passes else 0
 
     @property
     def samples(self) -> int:
         """Number of samples to train on."""
-        return (
-            self.draws.samples
-            if self.draws
-            else sum(block_pass.size for block_pass in self.block_passes)
-        )
+        if self.draws is not None:
+            return self.draws.samples
+        return sum(block_pass.size for block_pass in self.block_passes)

@@ -1,0 +1,186 @@
+"""The states of optimizers: their tensors by name for merges, copies, and their size.
+
+``optimizer_state="average"`` merges optimizer states as named arrays. Momentum buffers, Adam's
+moments and the numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of the
+parameter and torch's name of the value.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train._utils.nested import leaves, map_leaves
+from compss_train.model.devices import CPU, is_gpu, to_device, to_host
+from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
+from compss_train.model.parameters import Parameters, to_arrays
+from compss_train.worker.step_average import AVERAGE_PREFIX
+
+_PREFIX = "optimizer state/"
+_NUMBERS = (bool, int, float, str)
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> Parameters:
+    """Return the tensors of the optimizer's state by name."""
+    states = optimizer.state_dict()["state"]
+    tensors = {
+        f"{_PREFIX}{number}.{name}": value
+        for number, state in states.items()
+        for name, value in state.items()
+        if value is not None
+    }
+    return to_arrays(tensors)
+
+
+def load_moments(optimizer: torch.optim.Optimizer, moments: Parameters) -> None:
+    """Set the state of a new optimizer to copies of the arrays."""
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for name, array in moments.items():
+        number, _, key = name.removeprefix(_PREFIX).partition(".")
+        states.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
+    groups = optimizer.state_dict()["param_groups"]
+    load_optimizer(optimizer, {"state": states, "param_groups": groups})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load copies of what a state_dict holds.
+
+    Optimizers update loaded tensors in place, and tasks must not change their arguments. Torch's
+    ``load_state_dict`` would wait for the GPU at each tensor, so that they go there before. It
+    would also move NAdam's products there, for which each step would wait; like counts of steps
+    they belong on the CPU.
+    """
+    devices: dict[int, str] = {}  # of tensors that do not belong on the CPU
+    with_product: list[tuple[int, torch.Tensor]] = []
+    # Torch compares the groups and their parameters.
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):
+        on_gpu = saved.get("fused") or saved.get("capturable")
+        scalars = () if on_gpu else ("step", "mu_product")
+        for number, parameter in zip(saved["params"], group["params"], strict=False):
+            values = state["state"].get(number, {})
+            tensors = {name: value for name, value in values.items() if name not in scalars}
+            devices |= {id(leaf): str(parameter.device) for leaf in leaves(tensors)}
+            if "mu_product" in scalars and "mu_product" in values:
+                with_product.append((number, parameter))
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        device = devices.get(id(tensor), CPU)
+        return to_device([tensor], device)[0] if is_gpu(device) else tensor.clone()
+
+    states = with_tensors(copied, state["state"])
+    products = [states[number]["mu_product"] for number, _ in with_product]
+    for number, _ in with_product:
+        states[number]["mu_product"] = 1.0
+    optimizer.load_state_dict({**state, "state": states})  # torch copies the groups
+    for (_, parameter), product in zip(with_product, products, strict=True):
+        optimizer.state[parameter]["mu_product"] = product
+
+
+def split_contribution(arrays: Parameters) -> tuple[Parameters, Parameters, Parameters]:
+    """Return the parameters, moments and averages by steps among what workers contribute.
+
+    Moments keep the names of ``moments_of``.
+    """
+    parameters: Parameters = {}
+    moments: Parameters = {}
+    averages: Parameters = {}
+    for name, array in arrays.items():
+        if name.startswith(_PREFIX):
+            moments[name] = array
+        elif name.startswith(AVERAGE_PREFIX):
+            averages[name.removeprefix(AVERAGE_PREFIX)] = array
+        else:
+            parameters[name] = array
+    return parameters, moments, averages
+
+
+def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
+    """Raise ``ValueError`` if the optimizer keeps anything but tensors, which cannot be averaged.
+
+    A copy of the network makes one step with gradients of zero.
+    """
+    optimizer = make_optimizer(factory, copy.deepcopy(net))
+    reason = None
+    try:
+        _step_with_zeros(optimizer)
+    except RuntimeError as error:  # of sparse gradients
+        reason = str(error)
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor | None):
+                reason = f"it keeps {name!r} as a {type(value).__name__}"
+    if reason is not None:
+        raise ValueError(
+            "optimizer_state='average' averages tensors, of dense gradients, which "
+            f"{type(optimizer).__name__} does not keep: {reason}; take optimizer_state='keep' or "
+            "'reset', or another optimizer"
+        )
+
+
+def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step with gradients of zero."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    if needs_closure(type(optimizer).step):
+        optimizer.step(lambda: 0.0)
+    else:
+        optimizer.step()
+
+
+def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
+    """Return the bytes of the optimizer's state after a step.
+
+    Returns 0 if they depend on gradients, as LBFGS's do. A copy of the network without memory, on
+    torch's device ``"meta"``, makes a step with gradients of zero.
+    """
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(
+            torch.empty_like(parameter, device="meta"), parameter.requires_grad
+        )
+        for parameter in net.parameters()
+    }
+    with suppress(Exception):  # of optimizers that look at values
+        optimizer = make_optimizer(factory, copy.deepcopy(net, memo))
+        for group in optimizer.param_groups:
+            group["fused"] = None  # it does not know the device
+        _step_with_zeros(optimizer)
+        return sum(
+            leaf.nbytes
+            for leaf in leaves(optimizer.state_dict()["state"])
+            if isinstance(leaf, torch.Tensor)
+        )
+    return 0
+
+
+def on_host(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state_dict with its tensors on the CPU."""
+    tensors = {id(leaf): leaf for leaf in leaves(state) if isinstance(leaf, torch.Tensor)}
+    copies = dict(zip(tensors, to_host(tensors.values()), strict=True))
+    return with_tensors(lambda tensor: copies[id(tensor)], state)
+
+
+def with_tensors(
+    function: Callable[[torch.Tensor], torch.Tensor], state: dict[Any, Any]
+) -> dict[Any, Any]:
+    """Return a copy of a state_dict with a function applied to each tensor, once if it recurs.
+
+    Deepcopy would take several times as long for dicts, lists and numbers.
+    """
+    memo: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if value is None or isinstance(value, _NUMBERS):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value, memo)
+        if id(value) not in memo:
+            memo[id(value)] = function(value)
+        return memo[id(value)]
+
+    copied_state: dict[Any, Any] = map_leaves(copied, state)
+    return copied_state
