@@ -1,8 +1,5 @@
-"""``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of
-them.
-"""
+"""``DataSource``: the samples of a fit or an evaluation, made of what users give."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,8 +10,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.nested import leaves, places, template_of
-from compss_train._utils.validation import warn_user
-from compss_train.data import BlockedTensor, FileDataset, locations
+from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, as_tensor
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
 from compss_train.data.coding import Coding, classes_key, columns_key, plain_classes
@@ -25,11 +21,9 @@ from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
-from compss_train.data.remote_block import RemoteBlock, load_block
+from compss_train.data.remote_block import load_block
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
-from compss_train.engines import Engine, Ref
-from compss_train.engines.codec import is_on_file
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.metrics import Measured
@@ -38,16 +32,16 @@ from compss_train.training.build_arguments import check_picklable
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataSource:
-    """The samples of a fit or an evaluation: blocks of several columns, or files that have all
-    columns.
+    """The samples of a fit or an evaluation: blocks of several columns, or files with all columns.
 
     For a data set that workers read, the only column holds the sample numbers.
     ``trainer.configuration`` has the fields with a ``repr``.
     """
 
     columns: Mapping[str, BlockedTensor] = field(default_factory=dict)
-    """The columns of x, of y and of weights, in the same blocks, by their names in messages; none
-    for files.
+    """The columns of x, y and weights, in the same blocks, by their names in messages.
+
+    Files have none.
     """
     structure: ColumnStructure = field(default=SINGLE, repr=False)
     """Which columns are x, y and weights."""
@@ -69,9 +63,10 @@ class DataSource:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
-        return (
-            next(iter(self.columns.values())).sizes if self.dataset is None else self.dataset.sizes
-        )
+        if self.dataset is not None:
+            return self.dataset.sizes
+        first_column = next(iter(self.columns.values()))
+        return first_column.sizes
 
     @property
     def sequences(self) -> list[str]:
@@ -95,15 +90,14 @@ class DataSource:
 
     @property
     def may_skip(self) -> bool:
-        """Whether tasks may have fewer samples than planned: files may be skipped, streams may end
-        early.
-        """
+        """Whether files may be skipped, or streams may end before the planned number of samples."""
         return self.is_stream or (self.dataset is not None and self.dataset.on_bad_file == "skip")
 
     @cached_property
     def fingerprint(self) -> int | None:
-        """A checksum of some rows or bytes, to detect different data of the same sizes; ``None`` if
-        costly.
+        """A checksum of some rows or bytes, to detect other data of the same sizes.
+
+        ``None`` if it would be costly.
         """
         if self.dataset is not None:
             return self.dataset.fingerprint()
@@ -137,9 +131,8 @@ class DataSource:
             )
         weights = as_weights(sample_weight, next(iter(self.columns.values())))
         structure = replace(self.structure, weighted=True)
-        return replace(
-            self, columns={**self.columns, "sample_weight": weights}, structure=structure
-        )
+        columns = {**self.columns, "sample_weight": weights}
+        return replace(self, columns=columns, structure=structure)
 
     def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> Self:
         if sample_weight is not None:
@@ -148,9 +141,10 @@ class DataSource:
                 "whose files hold the weights too; leave sample_weight out, and name the array "
                 "in FileDataset(..., weight=...)"
             )
-        if (weight := dataset.weight_key()) is None:
+        weight_key = dataset.weight_key()
+        if weight_key is None:
             return self
-        keys = (*self.keys, weight)
+        keys = (*self.keys, weight_key)
         dataset.check_dtypes(keys)
         return replace(self, keys=keys, structure=replace(self.structure, weighted=True))
 
@@ -164,40 +158,40 @@ class DataSource:
 
     def locate_nan(self, error: BaseException) -> None:
         """Add the first row of the arrays that has NaN, if any, to a ``DivergedError``."""
-        is_in_arrays = isinstance(error, DivergedError) and self.reader is None
-        for name, column in self.columns.items() if is_in_arrays else ():
-            first = 0
+        if not isinstance(error, DivergedError) or self.reader is not None:
+            return
+        for name, column in self.columns.items():
+            block_start = 0
             for block in column.blocks():
                 if isinstance(block, np.ndarray | torch.Tensor):
-                    bad = torch.isnan(as_tensor(block)).reshape(len(block), -1).any(dim=1)
-                    if bad.any():
-                        row = first + int(bad.int().argmax())
+                    has_nan = torch.isnan(as_tensor(block)).reshape(len(block), -1).any(dim=1)
+                    if has_nan.any():
+                        row = block_start + int(has_nan.int().argmax())
                         error.add_note(f"row {row} of {name} has NaN, the first one in the data.")
                         return
-                first += len(block)
+                block_start += len(block)
 
     def check_readable(self, unread: int, measured: Sequence[Measured]) -> None:
-        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if
-        streams are empty.
+        """Raise an error if nothing of a whole epoch could be read.
 
         ``unread`` is the number of samples that could not be read since the last one that could;
-        ``measured`` are the measurements of the last round.
+        ``measured`` are the measurements of the last round. Raises ``BadFileError`` for files,
+        ``ValueError`` for streams.
         """
-        if unread >= self.number_samples:
-            skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
-            if not skipped:
-                raise ValueError(
-                    "the IterableDataset gave no samples in a whole epoch: each epoch iterates "
-                    "over it anew, so that __iter__ has to begin from the start, and by default "
-                    "every worker takes its part of it"
-                )
+        if unread < self.number_samples:
+            return
+        skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
+        if skipped:
             file, reason = skipped[0]
             raise BadFileError(file, f"{reason}; nor can any other file be read")
+        raise ValueError(
+            "the IterableDataset gave no samples in a whole epoch: each epoch iterates over it "
+            "anew, so that __iter__ has to begin from the start, and by default every worker "
+            "takes its part of it"
+        )
 
     def shares(self, shuffle: Shuffle) -> int:
-        """Return the number of blocks, files or samples to distribute: only this number of workers
-        get any.
-        """
+        """Return how many blocks, files or samples are dealt: no more workers get any."""
         return self.number_samples if shuffle == "partial" else len(self.sizes)
 
 
@@ -209,8 +203,7 @@ def as_data_source(
     targets: bool = True,
     floats: Callable[[], str | None] = lambda: None,
 ) -> DataSource:
-    """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into ``blocks``
-    blocks, or files.
+    """Return the source of ``x`` and ``y``: tensors, files, or arrays to cut into ``blocks``.
 
     Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same
     blocks.
@@ -221,8 +214,9 @@ def as_data_source(
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
     if isinstance(x, FileDataset):
-        return _files(x, y, targets, floats())
+        return _source_of_files(x, y, floats(), targets=targets)
     samples = None if isinstance(x, np.ndarray | torch.Tensor | BlockedTensor) else as_samples(x)
+    batch_size = None
     if samples is not None:
         if y is not None:
             raise TypeError(
@@ -231,15 +225,45 @@ def as_data_source(
                 "x=..., y=...)"
             )
         if samples.tensors is None:
-            return _read(samples, blocks if targets or not samples.is_stream else 1, floats())
+            parts = blocks if targets or not samples.is_stream else 1
+            return _source_of_samples(samples, parts, floats())
         x, y = samples.tensors
-    structure, columns = columns_of(x, "x")
-    of_y, more = (None, {}) if y is None else columns_of(y, "y")
-    columns |= more
-    notes = list[str]()
-    remarks = list[str]()
-    coding = Coding()
-    indexes = dict[str, Any]()
+        batch_size = samples.batch_size
+    x_structure, columns = columns_of(x, "x")
+    y_structure = None
+    if y is not None:
+        y_structure, y_columns = columns_of(y, "y")
+        columns |= y_columns
+    converted = _without_frames(columns, floats)
+    blocked = _in_same_blocks(converted.columns, blocks)
+    is_ragged = bool(names_of_sequences(blocked))
+    return DataSource(
+        columns=blocked,
+        structure=ColumnStructure(x_structure, y_structure, ragged=is_ragged),
+        batch_size=batch_size,
+        notes=tuple(converted.notes),
+        remarks=tuple(converted.remarks),
+        coding=converted.coding,
+    )
+
+
+@dataclass
+class _Converted:
+    """Columns whose frames have become arrays."""
+
+    columns: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    coding: Coding = field(default_factory=dict)
+
+
+def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]) -> _Converted:
+    """Return columns with arrays in place of frames, and what there is to say of these.
+
+    Raises ``TypeError`` for data that hold samples and targets.
+    """
+    converted = _Converted({**columns})
+    indexed: tuple[str, Any] | None = None
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
             continue
@@ -247,24 +271,19 @@ def as_data_source(
             raise TypeError(
                 f"a {type(value).__name__} holds samples and targets; give it as x, without y"
             )
-        if is_frame(value):
-            frame = frame_as_array(value, name, floats())
-            columns[name] = frame.array
-            notes = notes + frame.notes
-            remarks = remarks + frame.remarks
-            coding = coding | frame.coding
-            if (index := getattr(value, "index", None)) is not None:  # pandas's
-                indexes[name] = index
-                notes += _other_order(*next(iter(indexes.items())), name, index)
-    blocked = _in_same_blocks(columns, blocks)
-    return DataSource(
-        columns=blocked,
-        structure=ColumnStructure(structure, of_y, ragged=bool(names_of_sequences(blocked))),
-        batch_size=None if samples is None else samples.batch_size,
-        notes=tuple(notes),
-        remarks=tuple(remarks),
-        coding=coding,
-    )
+        if not is_frame(value):
+            continue
+        frame = frame_as_array(value, name, floats())
+        converted.columns[name] = frame.array
+        converted.notes += frame.notes
+        converted.remarks += frame.remarks
+        converted.coding |= frame.coding
+        index = getattr(value, "index", None)  # pandas's
+        if index is not None:
+            if indexed is not None:
+                converted.notes += _other_order(*indexed, name, index)
+            indexed = indexed or (name, index)
+    return converted
 
 
 def names_of_sequences(columns: Mapping[str, BlockedTensor]) -> list[str]:
@@ -272,17 +291,17 @@ def names_of_sequences(columns: Mapping[str, BlockedTensor]) -> list[str]:
     return [name for name, column in columns.items() if isinstance(next(column.blocks()), Ragged)]
 
 
-def _other_order(first: str, index: Any, name: str, other: Any) -> list[str]:
-    """Return a note on two frames if the index of one has the labels of the other's in another
-    order.
-    """
-    if len(index) != len(other) or index.equals(other) or not (index.is_unique and other.is_unique):
+def _other_order(name: str, index: Any, other_name: str, other_index: Any) -> list[str]:
+    """Return a note on two frames whose indexes have the same labels in another order."""
+    if len(index) != len(other_index) or index.equals(other_index):
         return []
-    if len(index.difference(other, sort=False)):
+    if not (index.is_unique and other_index.is_unique):
+        return []
+    if len(index.difference(other_index, sort=False)):
         return []
     return [
-        f"{first} and {name} have the same index in another order, and rows are paired by their "
-        f"positions; {name}.loc[{first}.index] pairs them by the index"
+        f"{name} and {other_name} have the same index in another order, and rows are paired by "
+        f"their positions; {other_name}.loc[{name}.index] pairs them by the index"
     ]
 
 
@@ -292,23 +311,24 @@ def holds_targets(value: Any) -> bool:
 
 
 def _in_same_blocks(columns: Mapping[str, Any], number: int) -> dict[str, BlockedTensor]:
-    """Return columns as blocked tensors with equal blocks: those of the first column that has
-    blocks.
-    """
-    blocks = next(
-        (as_blocked(value, number) for value in columns.values() if hasattr(value, "tensors")),
-        number,
-    )
+    """Return columns in equal blocks: those of the first one in blocks, else this ``number``."""
+    blocks: BlockedTensor | int = number
+    for value in columns.values():
+        if hasattr(value, "tensors"):
+            blocks = as_blocked(value, number)
+            break
     blocked = {name: as_blocked(value, blocks, name) for name, value in columns.items()}
-    first, *others = blocked
-    for name in others:
-        check_paired(blocked[first], blocked[name], name)
+    first_column = next(iter(blocked.values()))
+    for name, column in blocked.items():
+        if column is not first_column:
+            check_paired(first_column, column, name)
     return blocked
 
 
-def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
-    """Return the source of samples in ``blocks`` blocks, unless they set their own number; checks
-    one sample.
+def _source_of_samples(samples: Samples, blocks: int, floats: str | None) -> DataSource:
+    """Return the source of samples in ``blocks`` blocks, unless they set their own number.
+
+    Reads one sample, as a check.
     """
     sizes = samples.sizes(blocks)
     reader = samples.reader(len(sizes), floats)
@@ -324,7 +344,10 @@ def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
     )
 
 
-def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> DataSource:
+def _source_of_files(
+    dataset: FileDataset, y: Any, floats: str | None, *, targets: bool
+) -> DataSource:
+    """Return the source of files, with their floating-point columns in ``floats`` if given."""
     if y is not None:
         raise TypeError(
             f"y is a {type(y).__name__}, but x is a FileDataset, whose files hold the targets "
@@ -335,17 +358,7 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     keys = dataset.training_keys(targets=targets)
     dataset.check_dtypes(keys)
     converted = dataset if floats is None else dataset.with_floats(floats)
-    own = dataset.layout or {}
-    now = converted.layout or {}
-    changed = [key for key in keys if own[key] != now[key]]
-    notes = [conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
-    remarks = []
-    for key, columns in getattr(dataset.reader, "groups", {}).items():
-        if key in keys and np.dtype(dtype := now[key].dtype).kind == "f":
-            codes = [column for column in columns if column in dataset.classes]
-            integers = [column for column in columns if column in dataset.integers]
-            notes += [codes_note(codes, key, dtype)] if codes else []
-            remarks += [integers_remark(integers, key, dtype)] if integers else []
+    notes, remarks = _file_conversions(dataset, converted, keys)
     return DataSource(
         dataset=converted,
         keys=keys,
@@ -356,120 +369,68 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     )
 
 
+def _file_conversions(
+    dataset: FileDataset, converted: FileDataset, keys: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return notes and remarks on the conversions of floating-point columns of files."""
+    layout = dataset.layout or {}
+    new_layout = converted.layout or {}
+    notes: list[str] = []
+    remarks: list[str] = []
+    changed = [key for key in keys if layout[key] != new_layout[key]]
+    if changed:
+        notes.append(conversion_note(layout[changed[0]].dtype, new_layout[changed[0]].dtype))
+    for key, columns in getattr(dataset.reader, "groups", {}).items():
+        if key not in keys or np.dtype(new_layout[key].dtype).kind != "f":
+            continue
+        codes = [column for column in columns if column in dataset.classes]
+        if codes:
+            notes.append(codes_note(codes, key, new_layout[key].dtype))
+        integers = [column for column in columns if column in dataset.integers]
+        if integers:
+            remarks.append(integers_remark(integers, key, new_layout[key].dtype))
+    return notes, remarks
+
+
 def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> Coding:
-    """Return what the numbers in files mean, in the words for frames: either may be compared with
-    the other.
-    """
+    """Return what the numbers in files mean, in the words for frames, to compare them."""
     coding = Coding()
-    for name, key in zip([*places(dataset.x, "x"), *places(dataset.y, "y")], keys, strict=False):
-        columns = getattr(dataset.reader, "groups", {}).get(key)
-        if columns is not None:
+    names = [*places(dataset.x, "x"), *places(dataset.y, "y")]
+    groups = getattr(dataset.reader, "groups", {})
+    for name, key in zip(names, keys, strict=False):
+        if key in groups:
+            columns = {column: classes_key(name, column) for column in groups[key]}
             coding[columns_key(name)] = tuple(columns)
-        for column in (key,) if columns is None else columns:
-            if (classes := dataset.classes.get(column)) is not None:
-                coding[classes_key(name, None if columns is None else column)] = plain_classes(
-                    classes
-                )
+        else:
+            columns = {key: classes_key(name)}
+        for column, meaning in columns.items():
+            classes = dataset.classes.get(column)
+            if classes is not None:
+                coding[meaning] = plain_classes(classes)
     return coding
 
 
 def check_same_coding(
     training: Coding, data: DataSource, name: str, before: str = "the training data"
 ) -> None:
-    """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than
-    ``before``.
+    """Raise ``ValueError`` if the numbers of data, called ``name``, mean others than ``before``.
 
     Strings, images and categories may have other classes, and frames their columns in another
     order.
     """
-    for what, values in data.coding.items():
-        if values != (own := training.get(what, values)):
-            advice = (
-                (
-                    "give both data sets the same x=, y= and classes=, as in FileDataset(..., "
-                    "classes=train.classes)"
-                )
-                if data.dataset is not None
-                else "give both the same columns and dtypes, "
-                "frame[train.columns].astype(train.dtypes), or in polars "
-                "frame.cast(train.schema) with a polars.Enum of all classes in place of "
-                "Categorical"
-            )
-            raise ValueError(
-                f"{what} are {list(values)} in {name}, but {list(own)} in {before}; {advice}"
-            )
-
-
-class PublishedData:
-    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them
-    by number.
-    """
-
-    def __init__(self, engine: Engine, source: DataSource) -> None:
-        self.engine = engine
-        self.source = source
-        columns = source.columns.values()
-        blocks = [block for tensor in columns for block in tensor.blocks()]
-        self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
-        """Whether a task reads only the rows that it uses from a block."""
-        together = engine.traits.pays_by_value and len(columns) > 1
-        if together and not any(isinstance(block, RemoteBlock) for block in blocks):
-            rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
-            self._columns = [[engine.publish(row) for row in rows]]
-        else:
-            self._columns = [_publish_blocks(engine, tensor) for tensor in columns]
-        """References to the blocks of each column, or to those of all columns where every value is
-        costly.
-        """
-        on_file = (
-            str(block.filename)
-            for block in blocks
-            if isinstance(block, np.memmap) and is_on_file(block)
+    advice = (
+        "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes), or in "
+        "polars frame.cast(train.schema) with a polars.Enum of all classes in place of Categorical"
+    )
+    if data.dataset is not None:
+        advice = (
+            "give both data sets the same x=, y= and classes=, as in FileDataset(..., "
+            "classes=train.classes)"
         )
-        self._stamps = {
-            name: locations.file_stamp(name) for name in {*map(os.path.abspath, on_file)}
-        }
-        """The size and time of each memory-mapped file, to notice changes."""
-
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        """The number of the first sample of each block or file."""
-        return tuple(accumulate(self.source.sizes[:-1], initial=0))
-
-    def values(self, numbers: Sequence[int]) -> list[Ref]:
-        """Return the values for a task on these blocks; none for files."""
-        return [column[number] for column in self._columns for number in numbers]
-
-    def holding(self, samples: np.ndarray[Any, Any]) -> tuple[int, ...]:
-        """Return the numbers of the blocks that hold these samples, ascending; all if few would be
-        left out.
-        """
-        if len(samples) >= len(self.starts):
-            return tuple(range(len(self.starts)))
-        return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
-
-    def warn_of_changes(self) -> None:
-        """Warn of memory-mapped files that have changed since they were published."""
-        for name, stamp in self._stamps.items():
-            if os.path.exists(name) and locations.file_stamp(name) != stamp:
-                warn_user(
-                    f"{name} changed while it was in use: results are those of old and of "
-                    "new values"
-                )
-
-
-def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
-    """Publish the blocks of a tensor.
-
-    If the engine keeps values in shared memory, the blocks become views of them in this tensor,
-    which is a data source's own: no second copy is held of what was converted for the fit.
-    """
-    refs: list[Ref] = []
-    for row in tensor.tensors:
-        for column, block in enumerate(row):
-            foreign = isinstance(block, RemoteBlock) and block.home != engine.name
-            refs.append(engine.publish(load_block(block) if foreign else block))
-            if engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock):
-                held = engine.peek(refs[-1])
-                row[column] = block if held is None else held
-    return refs
+    for meaning, values in data.coding.items():
+        training_values = training.get(meaning, values)
+        if values != training_values:
+            raise ValueError(
+                f"{meaning} are {list(values)} in {name}, but {list(training_values)} in "
+                f"{before}; {advice}"
+            )

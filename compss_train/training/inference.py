@@ -27,11 +27,11 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import (
     DataSource,
-    PublishedData,
     as_data_source,
     check_same_coding,
     holds_targets,
 )
+from compss_train.training.published_data import PublishedData
 from compss_train.training.session import Session
 from compss_train.training.trained_model import TrainedModel
 from compss_train.worker.inference import evaluate, predict

@@ -16,7 +16,6 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
-from compss_train.training.data_source import PublishedData
 from compss_train.training.fit_of_epochs import FitOfEpochs
 from compss_train.training.inference import (
     VALIDATION,
@@ -32,6 +31,7 @@ from compss_train.training.merging.synchronous import (
     SubmittedRound,
     SynchronousMerger,
 )
+from compss_train.training.published_data import PublishedData
 from compss_train.training.round_records import round_record
 from compss_train.training.running_fit import FitRun
 from compss_train.training.stopping import TICK

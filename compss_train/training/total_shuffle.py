@@ -15,7 +15,7 @@ from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.order import even_parts
 from compss_train.engines.base import Ref
 from compss_train.engines.nodes import Resources
-from compss_train.training.data_source import PublishedData
+from compss_train.training.published_data import PublishedData
 from compss_train.worker.source import split_rows
 
 LEAST_CHUNKS = 16

@@ -5,7 +5,8 @@ import pytest
 
 from compss_train import BlockedTensor
 from compss_train.engines import LocalEngine
-from compss_train.training.data_source import PublishedData, as_data_source
+from compss_train.training.data_source import as_data_source
+from compss_train.training.published_data import PublishedData
 from tests.helpers.small_fits import trainer_of
 
 RANDOM = np.random.default_rng(0)

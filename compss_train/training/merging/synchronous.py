@@ -17,9 +17,9 @@ from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.schedule import TimedHyperparameters
-from compss_train.training.data_source import PublishedData
 from compss_train.training.merge import Merge, MergeKind
 from compss_train.training.merging.tree import best_arity, sum_by_tree
+from compss_train.training.published_data import PublishedData
 from compss_train.training.session import Session
 from compss_train.training.total_shuffle import GroupSamples, cut_blocks, samples_of
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
