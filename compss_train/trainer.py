@@ -39,7 +39,8 @@ from compss_train.online.options import OnlineOptions, Simulations, online_merge
 from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
 from compss_train.training import build_arguments, description, first_batch, resuming, rounds
-from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
+from compss_train.training.callback import AnyCallback
+from compss_train.training.callback_list import CallbackList, check_callbacks
 from compss_train.training.checkpoints import Snapshot
 from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.fit_of_epochs import FitOfEpochs, prepare_fit

@@ -11,7 +11,8 @@ from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
 from compss_train.training.build_arguments import check_outer_optimizer
-from compss_train.training.callback import Callback, CallbackList
+from compss_train.training.callback import Callback
+from compss_train.training.callback_list import CallbackList
 from compss_train.training.checkpoints import Checkpoint, Progress
 from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions

@@ -1,5 +1,4 @@
-"""The eight named fits: dislib's names and arguments. Each is one call of ``fit``, and takes its
-other keywords.
+"""The eight named fits, with dislib's names and arguments: each is one call of ``fit``.
 
 Three choices make eight names: synchronous or asynchronous (commutative) merging, every epoch or
 every n epochs, and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
@@ -22,9 +21,7 @@ Fitted = TypeVar("Fitted")
 
 
 class FitKeywords(TypedDict, total=False):
-    """The keywords of ``DistributedTrainer.fit`` that no name fixes; its documentation explains
-    them.
-    """
+    """The keywords of ``DistributedTrainer.fit`` that no name fixes."""
 
     merge: Merge | Preset
     bucket_by_length: bool | str
@@ -41,13 +38,36 @@ TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
 """The keywords of ``fit`` for fits that shuffle all samples together."""
 
 
-def in_blocks(shuffle_blocks: bool, shuffle_block_data: bool) -> Mapping[str, Any]:
+def in_blocks(*, shuffle_blocks: bool, shuffle_block_data: bool) -> Mapping[str, Any]:
     """Return the keywords of ``fit`` for the order of blocks and of the samples within each."""
     check_choice("shuffle_blocks", shuffle_blocks, (True, False))
     return {
         "shuffle": "blocks" if shuffle_blocks else None,
         "shuffle_block_data": shuffle_block_data,
     }
+
+
+def named_merge(options: FitKeywords, kind: MergeKind, n_epocs_sync: int) -> Merge:
+    """Return the merge of a fit whose name fixes its kind, with what ``options`` say of it.
+
+    It is removed from ``options``. Raises ``TypeError`` if they give what the name fixes.
+    """
+    check_count("n_epocs_sync", n_epocs_sync, least=0)
+    merge = Merge.of(options.pop("merge", Merge()))
+    has_preset = kind == "synchronous" and merge.preset is not None
+    fixed = {
+        "kind": None if has_preset else merge.kind,
+        "every": merge.every,
+        "unit": merge.unit,
+    }
+    for option, value in fixed.items():
+        if value is not None:
+            raise TypeError(
+                f"this fit takes no Merge({option}=...): its name and its arguments fix "
+                f"kind={kind!r}, every={n_epocs_sync} and unit='epochs'; leave it out, or "
+                f"call fit(..., merge={merge!r})"
+            )
+    return replace(merge, kind=merge.kind or kind, every=n_epocs_sync, unit="epochs")
 
 
 class NamedFits(Generic[Fitted]):
@@ -68,38 +88,6 @@ class NamedFits(Generic[Fitted]):
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
         """Train; see ``DistributedTrainer.fit``."""
 
-    def _fit(
-        self,
-        kind: MergeKind,
-        data: tuple[Any, Any],
-        num_batches_per_worker: int,
-        num_epochs: int,
-        n_epocs_sync: int,
-        shuffled: Mapping[str, Any],
-        options: FitKeywords,
-    ) -> Fitted:
-        """Call ``fit`` with ``options``; a keyword that ``shuffled`` or the name fixes raises
-        ``TypeError``.
-        """
-        check_count("n_epocs_sync", n_epocs_sync, least=0)
-        merge = Merge.of(options.pop("merge", Merge()))
-        takes_preset = kind == "synchronous" and merge.preset is not None
-        given = {
-            "kind": None if takes_preset else merge.kind,
-            "every": merge.every,
-            "unit": merge.unit,
-        }
-        for option, value in given.items():
-            if value is not None:
-                raise TypeError(
-                    f"this fit takes no Merge({option}=...): its name and its arguments fix "
-                    f"kind={kind!r}, every={n_epocs_sync} and unit='epochs'; leave it out, or "
-                    f"call fit(..., merge={merge!r})"
-                )
-        merge = replace(merge, kind=merge.kind or kind, every=n_epocs_sync, unit="epochs")
-        size = {"num_batches_per_worker": num_batches_per_worker, "num_epochs": num_epochs}
-        return self.fit(*data, **size, **shuffled, merge=merge, **options)
-
     @entry_point
     def fit_synchronous_with_GPU(
         self,
@@ -112,10 +100,16 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch."""
-        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
-        data = (x_train, y_train)
-        return self._fit(
-            "synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options
+        order = in_blocks(shuffle_blocks=shuffle_blocks, shuffle_block_data=shuffle_block_data)
+        merge = named_merge(options, "synchronous", 1)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **order,
+            **options,
         )
 
     @entry_point
@@ -127,11 +121,16 @@ class NamedFits(Generic[Fitted]):
         num_epochs: int,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Average all workers at the end of every epoch; all samples are shuffled together before
-        each.
-        """
-        return self._fit(
-            "synchronous", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options
+        """Average all workers after every epoch; shuffle all samples together before each."""
+        merge = named_merge(options, "synchronous", 1)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **TOTAL,
+            **options,
         )
 
     @entry_point
@@ -147,10 +146,16 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
-        data = (x_train, y_train)
-        return self._fit(
-            "synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        order = in_blocks(shuffle_blocks=shuffle_blocks, shuffle_block_data=shuffle_block_data)
+        merge = named_merge(options, "synchronous", n_epocs_sync)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **order,
+            **options,
         )
 
     @entry_point
@@ -163,13 +168,16 @@ class NamedFits(Generic[Fitted]):
         n_epocs_sync: int = 1,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together
-        every epoch.
-        """
-        shuffled = TOTAL
-        data = (x_train, y_train)
-        return self._fit(
-            "synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        """Average all workers every ``n_epocs_sync`` epochs; shuffle all samples in every epoch."""
+        merge = named_merge(options, "synchronous", n_epocs_sync)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **TOTAL,
+            **options,
         )
 
     @entry_point
@@ -183,13 +191,17 @@ class NamedFits(Generic[Fitted]):
         shuffle_block_data: bool = True,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Average the workers that have arrived after every epoch; late ones go on, and are merged
-        later.
-        """
-        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
-        data = (x_train, y_train)
-        return self._fit(
-            "commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options
+        """Average those that have arrived after every epoch; late ones go on, merged later."""
+        order = in_blocks(shuffle_blocks=shuffle_blocks, shuffle_block_data=shuffle_block_data)
+        merge = named_merge(options, "commutative", 1)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **order,
+            **options,
         )
 
     @entry_point
@@ -201,9 +213,16 @@ class NamedFits(Generic[Fitted]):
         num_epochs: int,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Merge commutatively after every epoch; all samples are shuffled together before each."""
-        return self._fit(
-            "commutative", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options
+        """Merge commutatively after every epoch; shuffle all samples together before each."""
+        merge = named_merge(options, "commutative", 1)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **TOTAL,
+            **options,
         )
 
     @entry_point
@@ -219,10 +238,16 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs, by default once at the end."""
-        shuffled = in_blocks(shuffle_blocks, shuffle_block_data)
-        data = (x_train, y_train)
-        return self._fit(
-            "commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        order = in_blocks(shuffle_blocks=shuffle_blocks, shuffle_block_data=shuffle_block_data)
+        merge = named_merge(options, "commutative", n_epocs_sync)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **order,
+            **options,
         )
 
     @entry_point
@@ -235,11 +260,14 @@ class NamedFits(Generic[Fitted]):
         n_epocs_sync: int = 0,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together
-        every epoch.
-        """
-        shuffled = TOTAL
-        data = (x_train, y_train)
-        return self._fit(
-            "commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options
+        """Merge commutatively every ``n_epocs_sync`` epochs; shuffle all samples in every epoch."""
+        merge = named_merge(options, "commutative", n_epocs_sync)
+        return self.fit(
+            x_train,
+            y_train,
+            num_batches_per_worker=num_batches_per_worker,
+            num_epochs=num_epochs,
+            merge=merge,
+            **TOTAL,
+            **options,
         )

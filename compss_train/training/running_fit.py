@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from compss_train.model import parameters as params
-from compss_train.training.callback import CallbackList
+from compss_train.training.callback_list import CallbackList
 from compss_train.training.checkpoints import Progress, Study
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described

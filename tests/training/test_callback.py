@@ -16,7 +16,7 @@ from compss_train.callbacks import (
     TensorBoard,
 )
 from compss_train.reports.history import History
-from compss_train.training.callback import check_callbacks, check_watched
+from compss_train.training.callback_list import check_callbacks, check_watched
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 

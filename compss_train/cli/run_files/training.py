@@ -26,7 +26,7 @@ from compss_train.cli.run_files import (
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
-from compss_train.training.callback import check_callbacks
+from compss_train.training.callback_list import check_callbacks
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import Merge
 
