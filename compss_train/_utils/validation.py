@@ -173,13 +173,14 @@ class Suggesting:
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's arguments, with those of a typed dict."""
-    parameters = inspect.signature(function).parameters
-    names = [*parameters]
-    for parameter in parameters.values():
+    """Return the names of a function's arguments, with those of a typed dict of keywords."""
+    names = []
+    for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             for typed_dict in get_args(parameter.annotation):
                 names += typed_dict.__annotations__
+        else:
+            names.append(name)
     return names
 
 

@@ -1,6 +1,6 @@
-"""The interface of ``ai.djl.training.ParameterServer``: a key is one parameter, held in an array on
-each device.
+"""The interface of ``ai.djl.training.ParameterServer``: a key is one parameter.
 
+Each device holds it in an array.
 ``compss_train.parameter_server`` has the same methods, and also keys with several parameters.
 """
 
@@ -25,22 +25,22 @@ class ParameterServer(Closable):
         self._server = server
 
     def init(self, parameterId: str, value: Sequence[Block]) -> None:
-        """Set a new key to ``value``, arrays of one shape and dtype that hold the same on each
-        device.
-        """
+        """Set a new key to ``value``: arrays of one shape and dtype, the same on each device."""
         first = check_sequence("value", value)[:1]
         check_arrays(parameterId, specs_of(first), "value", value)
         self._server.init(parameterId, first)
 
     def push(self, parameterId: str, grads: Sequence[Block], priority: int) -> None:
-        """Update a key with the sum of the gradients of all devices; higher priorities are executed
-        first.
+        """Update a key with the sum of the gradients of all devices.
+
+        Higher priorities are executed first.
         """
         self._server.push(parameterId, grads, priority)
 
     def pull(self, parameterId: str, weights: Sequence[Block], priority: int) -> None:
-        """Copy a key's value into each of the arrays, on their devices; higher priorities are
-        executed first.
+        """Copy a key's value into each of the arrays, on their devices.
+
+        Higher priorities are executed first.
         """
         self._server.pull(parameterId, weights, priority)
 

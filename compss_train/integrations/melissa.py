@@ -6,6 +6,7 @@ A queue is a buffer of ``compss_train.buffers`` under Melissa's name, with the w
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
 from typing import Any
@@ -16,6 +17,18 @@ from compss_train.buffers.storage import Slots
 
 _MOST_GETS = 1000
 """Gets of a thread that are told apart until ``task_done`` reports them; many programs never do."""
+
+
+@dataclass
+class _Gets:
+    """One get that ``task_done`` has not reported yet, or several that are done together."""
+
+    began: int
+    """Number of samples that had been returned before, by which the oldest is known."""
+    unreported: int
+    """Number of gets."""
+    new_samples: int
+    """Samples that they returned for the first time."""
 
 
 class BufferType(Enum):
@@ -29,11 +42,10 @@ class BufferType(Enum):
 
 
 class BaseQueue(buffers.Buffer):
-    """What all queues have in common: the methods and exceptions of ``queue.Queue``, which count
-    samples.
+    """What all queues have in common: the methods and exceptions of ``queue.Queue``.
 
-    ``maxsize`` is the capacity, at least 1; the other arguments are those of the buffer of the same
-    name, such as ``threshold`` and ``seed``.
+    They count samples. ``maxsize`` is the capacity, at least 1; the other arguments are those of
+    the buffer of the same name, such as ``threshold`` and ``seed``.
 
     Each put adds a task for ``join``. It is done when a get has returned the sample, and
     ``task_done`` was called for that get: once, also if it returned a batch or a pair. For a get
@@ -44,11 +56,12 @@ class BaseQueue(buffers.Buffer):
 
     def __init__(self, maxsize: int, *arguments: Any, **options: Any) -> None:
         super().__init__(maxsize, *arguments, **options)
-        self._done = 0  # of the samples put
-        self._early = 0  # samples reported before they were returned, and not returned since
-        # By thread, the oldest first: when gets that are not reported yet began, their number, and
-        # how many new samples they returned.
-        self._unreported: dict[int, deque[list[int]]] = {}
+        self._done = 0
+        """Number of the samples put that are done."""
+        self._early = 0
+        """Samples that were reported before they were returned, and not returned since."""
+        self._unreported: dict[int, deque[_Gets]] = {}
+        """Gets that were not reported yet, by thread, the oldest first."""
 
     @property
     def maxsize(self) -> int:
@@ -60,14 +73,16 @@ class BaseQueue(buffers.Buffer):
         return len(self)
 
     def empty(self) -> bool:
-        """Return whether no sample is held; if not, a get may still wait, for the threshold or a
-        partner.
+        """Return whether no sample is held.
+
+        If not, a get may still wait, for the threshold or a partner.
         """
         return not len(self)
 
     def full(self) -> bool:
-        """Return whether ``maxsize`` samples are held; a put may still evict a sample of a
-        reservoir.
+        """Return whether ``maxsize`` samples are held.
+
+        A put may still evict a sample of a reservoir.
         """
         return len(self) >= self.capacity
 
@@ -91,8 +106,10 @@ class BaseQueue(buffers.Buffer):
         do not count.
         """
         with self._lock:
-            drained = self.reception_over and not self._available()
-            return max(0, self.samples_put - self._done - (self._count_unseen() if drained else 0))
+            unfinished = self.samples_put - self._done
+            if self.reception_over and not self._available():
+                unfinished -= self._count_unseen()
+            return max(0, unfinished)
 
     def task_done(self) -> None:
         """Report that what a get returned was processed.
@@ -100,18 +117,11 @@ class BaseQueue(buffers.Buffer):
         Raises ``ValueError`` if no get is left to report, and no task is unfinished.
         """
         with self._lock:
-            thread = threading.get_ident()
             if self._unreported:
-                if thread not in self._unreported:
-                    thread = min(self._unreported, key=lambda other: self._unreported[other][0][0])
-                gets = self._unreported[thread]
-                gets[0][1] -= 1
-                if not gets[0][1]:
-                    self._done += gets.popleft()[2]
-                if not gets:
-                    del self._unreported[thread]
+                self._report_oldest_get()
             elif self.unfinished_tasks:
-                self._done, self._early = self._done + 1, self._early + 1
+                self._done += 1
+                self._early += 1
             else:
                 raise ValueError(
                     f"task_done() called too many times: all {self.samples_put} samples put are "
@@ -120,14 +130,29 @@ class BaseQueue(buffers.Buffer):
             if not self.unfinished_tasks:
                 self._notify()
 
+    def _report_oldest_get(self) -> None:
+        """Count the oldest get as done: of this thread, or, if it has none, of another."""
+        thread = threading.get_ident()
+        if thread not in self._unreported:
+            thread = min(self._unreported, key=lambda key: self._unreported[key][0].began)
+        gets = self._unreported[thread]
+        oldest = gets[0]
+        oldest.unreported -= 1
+        if oldest.unreported == 0:
+            self._done += oldest.new_samples
+            gets.popleft()
+        if not gets:
+            del self._unreported[thread]
+
     def join(self) -> None:
         """Wait until every sample put was returned and done."""
         with self._lock:
             self._wait(lambda: not self.unfinished_tasks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the contents, as ``Buffer.load_state_dict`` does; samples returned before count
-        as done.
+        """Replace the contents, as ``Buffer.load_state_dict`` does.
+
+        Samples that were returned before count as done.
         """
         with self._lock:
             super().load_state_dict(state)
@@ -143,10 +168,12 @@ class BaseQueue(buffers.Buffer):
         self._early -= early
         if not early or early < new:
             gets = self._unreported.setdefault(threading.get_ident(), deque())
-            gets.append([self.samples_got, 1, new - early])
+            gets.append(_Gets(self.samples_got, 1, new - early))
             if len(gets) > _MOST_GETS:  # the oldest two are done together
-                began, number, returned = gets.popleft()
-                gets[0] = [began, number + gets[0][1], returned + gets[0][2]]
+                oldest = gets.popleft()
+                gets[0].began = oldest.began
+                gets[0].unreported += oldest.unreported
+                gets[0].new_samples += oldest.new_samples
         return drawn
 
 
@@ -155,9 +182,7 @@ class CounterMixin:
 
 
 class ReceptionDependant:
-    """Of queues whose end of reception is signalled: ``signal_reception_over`` and
-    ``reception_over``.
-    """
+    """Of queues whose end of reception is signalled by ``signal_reception_over``."""
 
 
 class ThresholdMixin(ReceptionDependant):
@@ -240,10 +265,10 @@ def make_buffer(
     if not isinstance(kind, BufferType):
         raise ValueError(f"buffer_t={buffer_t!r}: choose one of {', '.join(map(str, BufferType))}")
     check_count("buffer_size", buffer_size)
-    check_count(
-        "per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0
-    )
-    check_count("pseudo_epochs", 1 if pseudo_epochs is None else pseudo_epochs)
+    if per_server_watermark is not None:
+        check_count("per_server_watermark", per_server_watermark, least=0)
+    if pseudo_epochs is not None:
+        check_count("pseudo_epochs", pseudo_epochs)
     options = {
         "threshold": per_server_watermark,
         "passes": pseudo_epochs or 1,
@@ -253,8 +278,9 @@ def make_buffer(
     }
     parameters = signature(getattr(buffers, kind.name)).parameters
     used = {name: value for name, value in options.items() if name in parameters}
-    if missing := " and ".join(name for name, value in used.items() if value is None):
-        words = missing.replace("threshold", "per_server_watermark")
+    missing = [name for name, value in used.items() if value is None]
+    if missing:
+        words = " and ".join(missing).replace("threshold", "per_server_watermark")
         raise ValueError(f"{kind.name} requires {words}; give a value")
     return _QUEUES[kind.name](buffer_size, **used, seed=seed, pin_memory=pin_memory)
 

@@ -1,5 +1,6 @@
-"""Training curves as dislib's next release has them: losses and scores of each round, also on
-validation data.
+"""Training curves as dislib's next release has them: losses and scores of each round.
+
+They are also on validation data.
 """
 
 import math
@@ -15,17 +16,13 @@ from compss_train.model import losses
 from compss_train.trainer import DistributedTrainer
 
 Score: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], float]
-"""A function of true and predicted values: one-hot rows if the targets are such, otherwise
-classes.
-"""
+"""A function of true and predicted values: one-hot rows if the targets are such, or classes."""
 Curves: TypeAlias = tuple[nn.Module, list[float], list[float], list[float], list[float]]
 """The trained module; losses and scores in training; losses and scores on the validation data."""
 
 
 class ScoreInTraining(WorkerCallback):
-    """Logs the score of each worker's outputs for the samples that it trained in a round, as it
-    trained them.
-    """
+    """Logs the score of each worker's outputs in a round, as they were when it trained."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
@@ -39,15 +36,15 @@ class ScoreInTraining(WorkerCallback):
     def on_round_end(self, context: WorkerContext) -> None:
         """Log the score."""
         if self._batches:
-            true, predicted = (
-                torch.cat(each).cpu().numpy() for each in zip(*self._batches, strict=True)
-            )
-            context.log("score", float(self._score(true, predicted)))
+            true = torch.cat([target for target, _ in self._batches]).cpu()
+            predicted = torch.cat([output for _, output in self._batches]).cpu()
+            context.log("score", float(self._score(true.numpy(), predicted.numpy())))
 
 
 class CurvesOfRounds(Callback):
-    """Keeps the loss and the score of each round, in training and of the merged network on
-    validation data.
+    """Keeps the loss and the score of each round.
+
+    They are those in training, and those of the merged network on validation data.
     """
 
     def __init__(
@@ -67,10 +64,8 @@ class CurvesOfRounds(Callback):
             target = y_to_loss.to(output.dtype) if y_to_loss.is_floating_point() else y_to_loss
             target = losses.suitable_target(self._loss, output, target)
             true, predicted = _compared(y, output)
-            numbers += [
-                float(self._loss(output, target)),
-                float(self._score(true.numpy(), predicted.numpy())),
-            ]
+            numbers.append(float(self._loss(output, target)))
+            numbers.append(float(self._score(true.numpy(), predicted.numpy())))
         for values, number in zip(self.lists, numbers, strict=False):
             values.append(number)
 
@@ -82,12 +77,15 @@ def _compared(target: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor,
     predicted = output.argmax(dim=1)
     if target.shape != output.shape:
         return target.reshape(predicted.shape).long(), predicted
-    one_hot = nn.functional.one_hot(target.to(output.dtype).argmax(dim=1), output.shape[1]).movedim(
-        -1, 1
-    )
+    one_hot = _one_hot(target.to(output.dtype).argmax(dim=1), output.shape[1])
     if not torch.equal(one_hot.to(target.dtype), target):
         return target, output
-    return one_hot, nn.functional.one_hot(predicted, output.shape[1]).movedim(-1, 1)
+    return one_hot, _one_hot(predicted, output.shape[1])
+
+
+def _one_hot(classes: torch.Tensor, number: int) -> torch.Tensor:
+    """Return class numbers as one-hot vectors in the second dimension, as networks return them."""
+    return nn.functional.one_hot(classes, number).movedim(-1, 1)
 
 
 def accuracy(true: NDArray[Any], predicted: NDArray[Any]) -> float:

@@ -18,9 +18,7 @@ from compss_train.model import losses, metrics, optimizers
 from compss_train.model import parameters as params
 
 Layers: TypeAlias = NDArray[np.object_]
-"""The parameters of each layer, a list of arrays: ``layers[0]`` may be ``[weight, bias]``,
-``layers[1]`` ``[]``.
-"""
+"""The parameters of each layer, a list of arrays such as ``[weight, bias]`` or ``[]``."""
 
 OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "adam": {"epsilon": 1e-6},
@@ -38,14 +36,13 @@ EDDL_LOSSES: Mapping[str, losses.BatchFunction] = {
         ("cross_entropy", "ce", "softmax_cross_entropy"), losses.categorical_cross_entropy
     ),
 }
-"""The losses by name, all cross entropies of probabilities: in EDDL the network applies the
-softmax.
-"""
+"""The losses by name, with cross entropies of probabilities: EDDL's networks apply the softmax."""
 
 
 class EddlDistributedConmutativo:
-    """What one worker trains with in ``dislib.eddl``: an entry of ``compss_object``; see
-    ``PytorchDistributed``.
+    """What one worker trains with in ``dislib.eddl``: an entry of ``compss_object``.
+
+    It is used as a ``PytorchDistributed``.
     """
 
     def build(
@@ -57,9 +54,7 @@ class EddlDistributedConmutativo:
         num_gpu: int = 0,
         **options: Any,
     ) -> None:
-        """Set the attributes ``model``, ``optimizer``, ``loss``, ``metric``, ``num_gpu`` and
-        ``options``.
-        """
+        """Set the attributes that are called as the parameters; ``model`` is ``net``."""
         self.model = net
         self.optimizer = optimizer
         self.loss = loss
@@ -77,21 +72,25 @@ class EddlDistributedConmutativo:
         epoch: int = 1,
         shuffle_block_data: bool = True,
     ) -> Layers:
-        """Return the parameters after training on the batches of one block; ``dtype`` and ``epoch``
-        are unused.
+        """Return the parameters after training on the batches of one block.
+
+        ``dtype`` and ``epoch`` are unused.
         """
         alone = EncapsulatedFunctionsDistributedEddl(1, engine="serial")
         alone.build(self.model, self.optimizer, self.loss, self.metric, **self.options)
         alone.model_parameters = initial_parameters
-        return alone.fit(x_train, y_train, **in_one_block(num_batches, shuffle_block_data))
+        options = in_one_block(num_batches, shuffle_block_data=shuffle_block_data)
+        return alone.fit(x_train, y_train, **options)
 
     def aggregate_parameters_async(
         self, model_params: Layers, parameters_to_aggregate: Layers
     ) -> Layers:
         """Set the first parameters to the mean of the two, and return them."""
-        for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
-            pairs = zip(layer, other, strict=True)
-            layer[:] = [((own + its) / 2).astype(own.dtype) for own, its in pairs]
+        for first_layer, second_layer in zip(model_params, parameters_to_aggregate, strict=True):
+            first_layer[:] = [
+                ((first + second) / 2).astype(first.dtype)
+                for first, second in zip(first_layer, second_layer, strict=True)
+            ]
         return model_params
 
 
@@ -141,15 +140,16 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         }
         options = {"transform": scaled, **options}
         self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)
-        if "schedule" not in options and (decay := optimizer.get("weight_decay")):
+        decay = optimizer.get("weight_decay")
+        if "schedule" not in options and decay:
             warn_user(
                 f"weight_decay={decay} is torch's here; EDDL's optimizers ignore it, and dislib "
                 f"divides the learning rate by {1 + decay} from the third epoch of a fit on. For "
                 "that, leave it out of the dict and give build(..., schedule=lambda epoch: 1 if "
                 f"epoch < 2 else 1 / {1 + decay})"
             )
-        for each in self.compss_object:
-            each.build(net, optimizer, loss, metric, num_gpu, **options)
+        for worker in self.compss_object:
+            worker.build(net, optimizer, loss, metric, num_gpu=num_gpu, **options)
         self.model_parameters = layers_of(net)
 
     def _module(self, parameters: Layers) -> nn.Module:
@@ -167,9 +167,7 @@ def scaled(batch: torch.Tensor) -> torch.Tensor:
 
 
 def layers_of(net: nn.Module) -> Layers:
-    """Return the parameters and buffers of each layer of a network, copies of the arrays, in
-    torch's shapes.
-    """
+    """Return copies of the parameters and buffers of each layer of a network, in torch's shapes."""
     layers = list(_layers(net))
     result = np.empty(len(layers), dtype=object)
     for number, tensors in enumerate(layers):
@@ -179,26 +177,28 @@ def layers_of(net: nn.Module) -> Layers:
 
 @torch.no_grad()
 def _load_layers(net: nn.Module, layers: Any) -> None:
-    """Copy the arrays of ``layers_of`` into a network; raise ``ValueError`` if their numbers or
-    shapes differ.
+    """Copy the arrays of ``layers_of`` into a network.
+
+    Raises ``ValueError`` if their numbers or shapes differ.
     """
     tensors = [tensor for layer in _layers(net) for tensor in layer.values()]
     arrays = [np.array(array) for layer in layers for array in layer]
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    given = [array.shape for array in arrays]
-    if given != shapes:
+    net_shapes = [tuple(tensor.shape) for tensor in tensors]
+    shapes = [array.shape for array in arrays]
+    if shapes != net_shapes:
         raise ValueError(
-            f"the layers have arrays of shapes {given}, but those of the network {shapes}"
+            f"the layers have arrays of shapes {shapes}, but those of the network {net_shapes}"
         )
     for tensor, array in zip(tensors, arrays, strict=True):
         tensor.copy_(torch.from_numpy(array))
 
 
 def _layers(net: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Iterate over the tensors of each layer: a module without children, or with tensors of its
-    own.
+    """Iterate over the tensors of each layer.
+
+    A layer is a module without children, or with tensors of its own.
     """
     for module in net.modules():
-        own = {name: tensor for name, tensor in module.state_dict().items() if "." not in name}
-        if own or not any(True for _ in module.children()):
-            yield own
+        tensors = {name: tensor for name, tensor in module.state_dict().items() if "." not in name}
+        if tensors or not any(True for _ in module.children()):
+            yield tensors

@@ -22,26 +22,28 @@ GPU_UNITS = "ComputingUnitsGPUs"
 """Environment variable with the number of GPUs of dislib's tasks."""
 
 
-def in_one_block(num_batches: int, shuffle_block_data: bool) -> dict[str, Any]:
+def in_one_block(num_batches: int, *, shuffle_block_data: bool) -> dict[str, Any]:
     """Return the arguments of a fit that trains on the batches of one block once."""
-    order = {"shuffle": None, "shuffle_block_data": shuffle_block_data}
-    return {"num_batches_per_worker": num_batches, "num_epochs": 1, "progress": False, **order}
+    return {
+        "num_batches_per_worker": num_batches,
+        "num_epochs": 1,
+        "progress": False,
+        "shuffle": None,
+        "shuffle_block_data": shuffle_block_data,
+    }
 
 
 def as_grid(values: Any) -> Any:
-    """Return lists of blocks, such as ``collect()`` of dislib's tensors returns, as a blocked
-    tensor.
-    """
-    rows = (
-        [row if isinstance(row, list) else [row] for row in values]
-        if isinstance(values, list)
-        else []
-    )
-    if rows and all(
-        isinstance(each, torch.Tensor | np.ndarray) and each.ndim for row in rows for each in row
-    ):
-        return BlockedTensor(rows)
-    return values
+    """Return lists of blocks, as ``collect()`` of dislib's tensors makes, as a blocked tensor."""
+    if not isinstance(values, list):
+        return values
+    rows = [row if isinstance(row, list) else [row] for row in values]
+    are_blocks = all(_is_block(value) for row in rows for value in row)
+    return BlockedTensor(rows) if rows and are_blocks else values
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
 class Encapsulated(NamedFits[Fitted]):
@@ -70,31 +72,29 @@ class Encapsulated(NamedFits[Fitted]):
         self.num_gpu = 0
 
     def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
-        """Build the trainer for those of the requested GPUs that exist; dislib's scripts also run
-        without any.
+        """Build the trainer for those of the requested GPUs that exist.
+
+        Scripts for dislib also run without any.
         """
         self.num_gpu = check_count("num_gpu", num_gpu, least=0)
         requested = num_gpu * max(1, check_count("num_nodes", num_nodes, least=0))
         usable = 0 if os.environ.get(GPU_UNITS) == "0" else requested
         available = sum(node.gpus for node in self._nodes or Engine.nodes())
         if usable and not available:
-            hint = f"set {GPU_UNITS}=0 to train on the CPU without this warning"
             warn_user(
-                f"num_gpu={num_gpu}, but there are no GPUs for torch: training on the CPU; {hint}"
+                f"num_gpu={num_gpu}, but there are no GPUs for torch: training on the CPU; "
+                f"set {GPU_UNITS}=0 to train on the CPU without this warning"
             )
         self.trainer.build(*args, **{**options, "num_gpu": min(usable, available)})
 
     def get_parameters(self) -> Fitted | None:
-        """Return ``model_parameters``: from the last fit, else from ``build``, or ``None`` before
-        ``build``.
-        """
+        """Return ``model_parameters``: from the last fit or ``build``, or ``None`` before both."""
         return self.model_parameters
 
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
-        """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the new
-        parameters.
+        """Train with ``DistributedTrainer.fit``, and return the new parameters.
 
-        By default each block starts with a new optimizer, as in dislib.
+        All eight fits call it. By default each block starts with a new optimizer, as in dislib.
 
         After an exception ``model_parameters`` are those that ``DistributedTrainer.fit`` keeps
         then.
@@ -110,7 +110,8 @@ class Encapsulated(NamedFits[Fitted]):
         try:
             self.trainer.fit(*map(as_grid, args), **kwargs)
         finally:
-            self.model_parameters = trained = self._result(self.trainer.model())
+            trained = self._result(self.trainer.model())
+            self.model_parameters = trained
         return trained
 
     @abstractmethod

@@ -1,6 +1,4 @@
-"""The interface of ``dislib.pytorch``: that of dislib 1.0, of its next release, and of the paper's
-forks.
-"""
+"""The interface of ``dislib.pytorch``, in dislib 1.0, its next release and the paper's forks."""
 
 import copy
 import inspect
@@ -34,16 +32,15 @@ LossFactory: TypeAlias = Callable[[], losses.BatchFunction | str]
 """The class of a loss, or another callable that makes one."""
 
 _RELEASE = ("num_gpu", "num_nodes")
+"""The arguments of ``build`` after the fourth, in dislib 1.0."""
 _FORKS = ("scheduler", "T_max", "eta_min", *_RELEASE)
+"""Those in the paper's forks."""
 _NEXT = ("gradient_clipping", *_FORKS)
-"""The arguments of ``build`` after the fourth, in dislib 1.0, the paper's forks and dislib's next
-release.
-"""
+"""Those in dislib's next release."""
 _ORDER = ("shuffle_blocks", "shuffle_block_data")
+"""The arguments of ``fit_asynchronous_with_GPU`` after the fourth, in dislib 1.0."""
 _CURVES = ("x_test", "y_test", *_ORDER, "return_loss")
-"""Those of ``fit_asynchronous_with_GPU``, in dislib 1.0 and in the paper's fork for training
-curves.
-"""
+"""Those in the paper's fork for training curves."""
 
 _TestData: TypeAlias = tuple[BlockedTensor, torch.Tensor, torch.Tensor]
 """x, its targets for the score, and those for the loss."""
@@ -59,49 +56,49 @@ def tensor_from_ds_array(*_: Any, **__: Any) -> NoReturn:
 
 
 def _ordered(order: Callable[[Sequence[Any]], Sequence[str]]) -> Callable[[_Method], _Method]:
-    """Name the arguments of a method after the fourth, whose order differs between versions of
-    dislib.
+    """Name the arguments of a method after the fourth.
+
+    Their order differs between versions of dislib.
     """
 
     def decorate(method: _Method) -> _Method:
         @wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            first = args[:4]
-            rest = args[4:]
-            names = order(rest) if rest else ()
-            if len(rest) > len(names):
+            later = args[4:]
+            names = order(later) if later else ()
+            if len(later) > len(names):
                 raise TypeError(
                     f"{method.__name__}() was called with {len(args)} arguments; after the "
-                    f"fourth it takes {', '.join(names)} here, as the fifth, {rest[0]!r}, tells"
+                    f"fourth it takes {', '.join(names)} here, as the fifth, {later[0]!r}, tells"
                 )
-            given = dict(zip(names, rest, strict=False))
-            if twice := given.keys() & kwargs:
-                raise TypeError(
-                    f"{method.__name__}() got several values for {', '.join(sorted(twice))}"
-                )
-            return method(self, *first, **given, **kwargs)
+            named = dict(zip(names, later, strict=False))
+            repeated = ", ".join(sorted(named.keys() & kwargs))
+            if repeated:
+                raise TypeError(f"{method.__name__}() got several values for {repeated}")
+            return method(self, *args[:4], **named, **kwargs)
 
         return cast(_Method, call)
 
     return decorate
 
 
-def _build_order(rest: Sequence[Any]) -> Sequence[str]:
-    fifth = rest[0]
+def _build_order(later: Sequence[Any]) -> Sequence[str]:
+    """Return the names of the arguments of ``build`` after the fourth."""
+    fifth = later[0]
     if isinstance(fifth, Number):
         return _RELEASE
     if callable(fifth) or fifth is None:
-        # T_max follows.
-        is_scheduler = isinstance(fifth, type) or isinstance([*rest, None][1], Number)
-        return _FORKS if is_scheduler else _NEXT
+        has_t_max = len(later) > 1 and isinstance(later[1], Number)
+        return _FORKS if isinstance(fifth, type) or has_t_max else _NEXT
     raise TypeError(
         f"the fifth argument of build is {fifth!r}: give num_gpu, an integer; or scheduler, a "
         "class; or gradient_clipping, a function of the model; or name it"
     )
 
 
-def _asynchronous_order(rest: Sequence[Any]) -> Sequence[str]:
-    fifth = rest[0]
+def _asynchronous_order(later: Sequence[Any]) -> Sequence[str]:
+    """Return the names of the arguments of ``fit_asynchronous_with_GPU`` after the fourth."""
+    fifth = later[0]
     if isinstance(fifth, bool | np.bool_):
         return _ORDER
     if fifth is None or isinstance(fifth, list) or hasattr(fifth, "shape"):
@@ -127,9 +124,7 @@ class PytorchDistributed:
         optimizer_parameters: Mapping[str, Any],
         **options: Any,
     ) -> None:
-        """Set the attributes ``model``, ``loss``, ``optimizer``, ``optimizer_parameters`` and
-        ``options``.
-        """
+        """Set the attributes that are called as the parameters; ``model`` is ``net``."""
         self.model = net
         self.loss = loss
         self.options = options
@@ -149,14 +144,16 @@ class PytorchDistributed:
         alone.build(
             model_parameters, self.optimizer, self.loss, self.optimizer_parameters, **self.options
         )
-        return alone.fit(x_train, y_train, **in_one_block(num_batches, shuffle_block_data))
+        options = in_one_block(num_batches, shuffle_block_data=shuffle_block_data)
+        return alone.fit(x_train, y_train, **options)
 
     def aggregate_parameters_async(
         self, model_params: nn.Module, parameters_to_aggregate: nn.Module
     ) -> nn.Module:
         """Set the parameters of the first module to the mean of the two, and return it."""
-        own, other = (params.from_module(each) for each in (model_params, parameters_to_aggregate))
-        params.load_into(model_params, params.halve(own, other))
+        first = params.from_module(model_params)
+        second = params.from_module(parameters_to_aggregate)
+        params.load_into(model_params, params.halve(first, second))
         return model_params
 
 
@@ -195,11 +192,11 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         gradient_clipping: Callable[[nn.Module], Any] | None = None,
         **options: Any,
     ) -> None:
-        """Set the module, the class of the optimizer with its keyword arguments, and the class or
-        name of the loss.
+        """Set the module, the class of the optimizer with its keyword arguments, and the loss.
 
-        A module given as the loss is used directly. ``CrossEntropyLoss`` also takes class numbers
-        as floats or in a column, and one-hot rows of integers.
+        The loss is a class or a name. A module given as the loss is used directly.
+        ``CrossEntropyLoss`` also takes class numbers as floats or in a column, and one-hot rows of
+        integers.
 
         Workers use ``num_gpu`` GPUs of each of ``num_nodes`` nodes, as far as these exist. Without
         GPUs (no CUDA, or ``ComputingUnitsGPUs=0``) they train on the CPU. Samples are converted to
@@ -227,39 +224,47 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             )
         spec = {"optimizer": optimizer, **optimizer_parameters}
         options = {"transform": torch.Tensor.float, **options}
-        made = losses.resolve_function(
+        function = losses.resolve_function(
             "loss", loss if isinstance(loss, str | nn.Module) else loss(), losses.LOSSES
         )
-        if isinstance(made, nn.CrossEntropyLoss):
-            made = copy.deepcopy(made)
-            made.register_forward_pre_hook(_with_labels)
-        self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
-        self._loss = made
+        if isinstance(function, nn.CrossEntropyLoss):
+            function = copy.deepcopy(function)
+            function.register_forward_pre_hook(_with_labels)
+        self._build(net, spec, function, num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        self._loss = function
         self._gradient_clipping = gradient_clipping
         self._optimizer_parameters = dict(optimizer_parameters)
-        for each in self.compss_object:
-            own = {**options, "gradient_clipping": gradient_clipping}
-            each.build(net, made, optimizer, optimizer_parameters, **own)
+        for worker in self.compss_object:
+            worker.build(
+                net,
+                function,
+                optimizer,
+                optimizer_parameters,
+                gradient_clipping=gradient_clipping,
+                **options,
+            )
         self.model_parameters = net
 
     def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Train, as in the other class; ``gradient_clipping`` is called before each step."""
         if self.model_parameters is not None:
-            given = self._optimizer_parameters
-            if now := [
-                own for each in self.compss_object if (own := each.optimizer_parameters) != given
-            ]:
-                warn_user(
-                    f"fits ignore that optimizer_parameters, {given} in build, are {now[0]} now: "
-                    "build again with net=get_parameters(), or build with schedule=, a function "
-                    "of the epoch that returns a factor"
-                )
+            self._warn_of_changed_optimizers()
             if self._gradient_clipping is not None:
-                kwargs["callbacks"] = [
-                    *kwargs.get("callbacks", ()),
-                    _BeforeSteps(self._gradient_clipping),
-                ]
+                clipping = _BeforeSteps(self._gradient_clipping)
+                kwargs["callbacks"] = [*kwargs.get("callbacks", ()), clipping]
         return super().fit(*args, **kwargs)
+
+    def _warn_of_changed_optimizers(self) -> None:
+        """Warn if a script has changed what ``build`` has set, which fits do not use."""
+        built = self._optimizer_parameters
+        for worker in self.compss_object:
+            if worker.optimizer_parameters != built:
+                warn_user(
+                    f"fits ignore that optimizer_parameters, {built} in build, are "
+                    f"{worker.optimizer_parameters} now: build again with net=get_parameters(), "
+                    "or build with schedule=, a function of the epoch that returns a factor"
+                )
+                return
 
     @entry_point
     def fit_synchronous_with_GPU(
@@ -276,18 +281,12 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         y_test: Any = None,
         **options: Unpack[FitKeywords],
     ) -> Any:
-        """Average all workers at the end of every epoch; ``make_validation=False`` ignores
-        ``x_test``.
+        """Average all workers at the end of every epoch.
+
+        ``make_validation=False`` ignores ``x_test``.
         """
-        arguments = (
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            shuffle_blocks,
-            shuffle_block_data,
-        )
-        fit = partial(super().fit_synchronous_with_GPU, *arguments)
+        data = (x_train, y_train, num_batches_per_worker, num_epochs)
+        fit = partial(super().fit_synchronous_with_GPU, *data, shuffle_blocks, shuffle_block_data)
         test = (x_test, y_test) if make_validation else (None, None)
         return self._measured(fit, options, *test, return_loss=return_loss)
 
@@ -307,9 +306,9 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         **options: Unpack[FitKeywords],
     ) -> Any:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        first = (x_train, y_train, num_batches_per_worker, num_epochs)
+        data = (x_train, y_train, num_batches_per_worker, num_epochs)
         order = (shuffle_blocks, shuffle_block_data)
-        fit = partial(super().fit_synchronous_every_n_epochs_with_GPU, *first, n_epocs_sync, *order)
+        fit = partial(super().fit_synchronous_every_n_epochs_with_GPU, *data, n_epocs_sync, *order)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
     @_ordered(_asynchronous_order)
@@ -328,18 +327,12 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return_loss: bool = False,
         **options: Unpack[FitKeywords],
     ) -> Any:
-        """Average the workers that have arrived after every epoch; late ones go on, and are merged
-        later.
+        """Average the workers that have arrived after every epoch.
+
+        Late ones go on, and are merged later.
         """
-        arguments = (
-            x_train,
-            y_train,
-            num_batches_per_worker,
-            num_epochs,
-            shuffle_blocks,
-            shuffle_block_data,
-        )
-        fit = partial(super().fit_asynchronous_with_GPU, *arguments)
+        data = (x_train, y_train, num_batches_per_worker, num_epochs)
+        fit = partial(super().fit_asynchronous_with_GPU, *data, shuffle_blocks, shuffle_block_data)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
     @entry_point
@@ -364,13 +357,12 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         the targets of the validation loss, ``y_test`` by default. ``function_score(true,
         predicted)`` of numpy arrays returns a number, by default the accuracy.
         """
-        arguments = x_train, y_train, num_batches_per_worker, num_epochs
+        data = (x_train, y_train, num_batches_per_worker, num_epochs)
+        order = (shuffle_blocks, shuffle_block_data)
         if complete_shuffle:
-            fit = partial(super().fit_synchronous_shuffle_with_GPU, *arguments)
+            fit = partial(super().fit_synchronous_shuffle_with_GPU, *data)
         else:
-            fit = partial(
-                super().fit_synchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data
-            )
+            fit = partial(super().fit_synchronous_with_GPU, *data, *order)
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     @entry_point
@@ -389,16 +381,16 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         function_score: Score | None = None,
         **options: Unpack[FitKeywords],
     ) -> Curves:
-        """Train as ``fit_asynchronous_with_GPU``; the rest is as in the synchronous fit for
-        training curves.
+        """Train as ``fit_asynchronous_with_GPU``, and return the training curves with the module.
+
+        All else is as in the synchronous fit for training curves.
         """
-        arguments = x_train, y_train, num_batches_per_worker, num_epochs
+        data = (x_train, y_train, num_batches_per_worker, num_epochs)
+        order = (shuffle_blocks, shuffle_block_data)
         if complete_shuffle:
-            fit = partial(super().fit_asynchronous_shuffle_with_GPU, *arguments)
+            fit = partial(super().fit_asynchronous_shuffle_with_GPU, *data)
         else:
-            fit = partial(
-                super().fit_asynchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data
-            )
+            fit = partial(super().fit_asynchronous_with_GPU, *data, *order)
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     def _measured(
@@ -426,6 +418,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         y_test_to_loss: Any = None,
         function_score: Score | None = None,
     ) -> Curves:
+        """Fit, and return the curves with the module."""
         score = function_score or accuracy
         test = None
         if x_test is not None or y_test is not None:
@@ -437,18 +430,20 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     def _test_data(
         self, options: Mapping[str, Any], x_test: Any, y_test: Any, y_to_loss: Any = None
     ) -> _TestData:
-        for missing, given, value in (("x_test", "y_test", x_test), ("y_test", "x_test", y_test)):
-            if value is None:
-                raise TypeError(f"{given}= needs {missing}=, the other half of the validation data")
+        """Return the validation data; raise an exception unless they are complete."""
+        if x_test is None:
+            raise TypeError("y_test= needs x_test=, the other half of the validation data")
+        if y_test is None:
+            raise TypeError("x_test= needs y_test=, the other half of the validation data")
         if options.get("validation_data") is not None:
             raise TypeError("a fit takes x_test= and y_test=, or validation_data=, not both")
         x = as_blocked(as_grid(x_test), self.num_workers, "x_test")
         y = _whole(y_test, "y_test")
         to_loss = y if y_to_loss is None else _whole(y_to_loss, "y_test_to_loss")
-        for name, each in (("y_test", y), ("y_test_to_loss", to_loss)):
-            if len(each) != x.number_samples:
+        for name, targets in (("y_test", y), ("y_test_to_loss", to_loss)):
+            if len(targets) != x.number_samples:
                 raise ValueError(
-                    f"x_test has {x.number_samples} samples and {name} {len(each)}; "
+                    f"x_test has {x.number_samples} samples and {name} {len(targets)}; "
                     "give one for each"
                 )
         return x, y, to_loss
@@ -482,15 +477,14 @@ def _whole(values: Any, name: str) -> torch.Tensor:
 
 
 def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return outputs and targets of a cross entropy, with targets of any form that dislib's
-    programs have.
+    """Return outputs and targets of a cross entropy, in any form that dislib's programs have.
 
     One-hot or soft targets get the dtype of the outputs; class numbers are integers, without a
     column. Raises ``ValueError`` for floating-point numbers that are not class numbers.
     """
-    output, target, *others = arguments
+    output, target, *further = arguments
     if target.shape == output.shape:
-        return output, target.to(output.dtype), *others
+        return output, target.to(output.dtype), *further
     if target.dim() == output.dim() and target.shape[1:2] == (1,):
         target = target.squeeze(1)
     classes = target.long()
@@ -500,7 +494,7 @@ def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             "0, 1, 2 and so on; give those, or one-hot targets of the outputs' shape, "
             f"{tuple(output.shape)}"
         )
-    return output, classes, *others
+    return output, classes, *further
 
 
 class _BeforeSteps(WorkerCallback):

@@ -1,5 +1,6 @@
-"""Estimators with the interface of scikit-learn: a classifier and a regressor. Needs the extra
-``sklearn``.
+"""Estimators with the interface of scikit-learn: a classifier and a regressor.
+
+They need the extra ``sklearn``.
 """
 
 # ruff: noqa: E402  the check comes before the modules that import scikit-learn

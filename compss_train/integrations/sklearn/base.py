@@ -29,15 +29,16 @@ from compss_train.training.merge import Merge, MergeLike
 _DICTS = ("optimizer", "net_options", "build_options", "fit_options")
 """Parameters with separately named options."""
 _FIT_PARAMETERS = ("batch_size", "merge", "shuffle")
+"""Parameters that are options of ``fit`` of the trainer."""
 SMALL = 1_000_000
 """Numbers in X up to which a fit is usually over before worker processes have started."""
 _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
+"""Options of ``build`` on which predictions depend."""
 
 
 @dataclass(eq=False, repr=False)
 class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """What the classifier and the regressor have in common: a network that ``DistributedTrainer``
-    trains.
+    """What the classifier and the regressor have in common: a network that the trainer trains.
 
     Parameters
     ----------
@@ -144,31 +145,31 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     n_features_in_: int = field(init=False)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters, and with ``deep`` the options in dicts, such as
-        ``optimizer__lr``.
-        """
+        """Return the parameters, and with ``deep`` options in dicts, such as ``optimizer__lr``."""
         parameters: dict[str, Any] = super().get_params(deep=deep)
-        dicts = {name: getattr(self, name) for name in _DICTS if deep}
-        nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
-        options = {
-            f"{name}__{key}": each for name, value in nested.items() for key, each in value.items()
-        }
-        return {**parameters, **options}
+        for name in _DICTS if deep else ():
+            options = getattr(self, name)
+            if isinstance(options, Mapping):
+                parameters |= {f"{name}__{key}": value for key, value in options.items()}
+        return parameters
 
     def set_params(self, **parameters: Any) -> Self:
-        """Set parameters, and options in dicts by names such as ``optimizer__lr``; return the
-        estimator.
+        """Set parameters, and options in dicts by names such as ``optimizer__lr``.
+
+        Returns the estimator.
         """
-        in_dicts = [
-            name for name in parameters if "__" in name and name.partition("__")[0] in _DICTS
-        ]
+        options = {
+            name: value
+            for name, value in parameters.items()
+            if "__" in name and name.partition("__")[0] in _DICTS
+        }
         super().set_params(
-            **{name: value for name, value in parameters.items() if name not in in_dicts}
+            **{name: value for name, value in parameters.items() if name not in options}
         )
-        for name in in_dicts:
+        for name, value in options.items():
             parameter, _, option = name.partition("__")
-            options = defaults.as_options(parameter, getattr(self, parameter))
-            setattr(self, parameter, {**options, option: parameters[name]})
+            before = defaults.as_options(parameter, getattr(self, parameter))
+            setattr(self, parameter, {**before, option: value})
         return self
 
     _target_checks: ClassVar[Mapping[str, bool]] = {}
@@ -190,10 +191,10 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
-        """Return targets for the loss, and the number of outputs of the network for a sample; set
-        attributes.
+        """Return targets for the loss, and the number of outputs of the network for a sample.
 
-        A classifier has the classes of ``labels``, or those that it had before for ``None``.
+        It sets attributes. A classifier has the classes of ``labels``, or those that it had before
+        for ``None``.
         """
 
     def _train(
@@ -215,12 +216,17 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             )
         if not warm_start and hasattr(self, "module_"):
             del self.module_  # would not match the attributes set below if this fit fails
-        y, outputs = self._encode_targets(
-            x, y, None if warm_start else y if classes is None else classes
-        )
-        seed = self._next_seed(warm_start)
-        network = self.net, self.net_options or {}, x[:1], outputs, self.hidden, seed
-        net = self.module_ if warm_start else defaults.make_network(*network)
+        if classes is None:
+            classes = y
+        y, outputs = self._encode_targets(x, y, None if warm_start else classes)
+        seed = self._next_seed(warm_start=warm_start)
+        if warm_start:
+            net = self.module_
+        else:
+            options = self.net_options or {}
+            net = defaults.make_network(
+                self.net, options, x[:1], outputs=outputs, hidden=self.hidden, seed=seed
+            )
         num_workers = min(check_count("num_workers", self.num_workers), len(x))
         starts_processes = self.engine == "auto" and engine_class("auto") is LocalEngine
         engine = SerialEngine.name if starts_processes and x.size <= SMALL else self.engine
@@ -233,25 +239,19 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                 f"the network gives outputs of shape {output.shape} for a sample, but {outputs} "
                 "numbers are needed, one for each class or target; change its last layer"
             )
-        options = self._fit_options(x, y, weights, seed)
+        fit_options = self._fit_options(x, y, weights, seed)
         with trainer:
-            trainer.fit(**options, num_epochs=num_epochs)
+            trainer.fit(**fit_options, num_epochs=num_epochs)
         self.module_ = trainer.model().eval()
-        before = self.history_ if warm_start else History()
-        rounds = len(before)
-        epochs = before[-1]["epoch"] if before else 0
-        renumbered = [
-            {**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs}
-            for r in trainer.history
-        ]
-        self.history_ = History([*before, *renumbered])
+        self.history_ = _continued(self.history_ if warm_start else History(), trainer.history)
         # 0 if max_time allowed no round.
         self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0
         return self
 
-    def _next_seed(self, warm_start: bool) -> int:
-        """Return the seed of this fit; a warm start has its own, so that the order of samples is
-        not repeated.
+    def _next_seed(self, *, warm_start: bool) -> int:
+        """Return the seed of this fit.
+
+        A warm start has its own, so that the order of samples is not repeated.
         """
         if warm_start:
             return int(np.random.SeedSequence((self.seed_, self.n_iter_)).generate_state(1)[0])
@@ -274,6 +274,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if self.validation_fraction is not None:
             data = self._split(data, seed)
         parameters = {name: getattr(self, name) for name in _FIT_PARAMETERS}
+        # dict() raises TypeError for an option that is set twice.
         options = dict(**data, progress=bool(self.verbose), **parameters, **self.fit_options or {})
         callbacks = list(self.callbacks)
         if self.n_iter_no_change is not None:
@@ -283,18 +284,15 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _split(self, data: dict[str, Any], seed: int) -> dict[str, Any]:
         """Split off a share of the samples as ``validation_data``."""
-        fraction = self.validation_fraction
-        check_fraction("validation_fraction", fraction)
+        fraction = check_fraction("validation_fraction", self.validation_fraction)
         arrays = {name: array for name, array in data.items() if array is not None}
         strata = data["y"] if is_classifier(self) else None
         parts = train_test_split(
             *arrays.values(), test_size=fraction, random_state=seed % 2**32, stratify=strata
         )
-        return {
-            **data,
-            **dict(zip(arrays, parts[::2], strict=True)),
-            "validation_data": (parts[1], parts[3]),
-        }
+        training = dict(zip(arrays, parts[::2], strict=True))
+        validation = dict(zip(arrays, parts[1::2], strict=True))
+        return {**data, **training, "validation_data": (validation["x"], validation["y"])}
 
     def _predict_outputs(self, X: Any) -> NDArray[Any]:
         """Return the outputs of the network, computed in this process."""
@@ -306,16 +304,20 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
         ``reset`` sets ``n_features_in_``; ``target_checks`` are options of ``validate_data``.
         """
-        # A BlockedTensor, or dislib's tensor.
-        if isinstance(X, FileDataset) or hasattr(X, "tensors"):
+        is_blocked = hasattr(X, "tensors")  # a BlockedTensor, or dislib's tensor
+        if isinstance(X, FileDataset) or is_blocked:
             raise TypeError(
                 f"X is a {type(X).__name__}; give an array, or train on it with DistributedTrainer"
             )
-        allowed = {
-            "dtype": None if self.dtype is None else np.dtype(self.dtype),
-            "allow_nd": self.net is not None,
-        }
-        return validate_data(self, X, *y, reset=reset, **allowed, **target_checks)
+        return validate_data(
+            self,
+            X,
+            *y,
+            reset=reset,
+            dtype=None if self.dtype is None else np.dtype(self.dtype),
+            allow_nd=self.net is not None,
+            **target_checks,
+        )
 
     def _predictor(self, net: nn.Module) -> DistributedTrainer:
         """Return a trainer that predicts with the network in this process."""
@@ -337,3 +339,14 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         # The order of arrival changes rounding.
         tags.non_deterministic = Merge.of(self.merge).kind in ("commutative", "parameter_server")
         return tags
+
+
+def _continued(before: History, history: History) -> History:
+    """Return a history followed by that of a warm start, whose rounds and epochs count on."""
+    rounds = len(before)
+    epochs = before[-1]["epoch"] if before else 0
+    records = [
+        {**record, "round": record["round"] + rounds, "epoch": record["epoch"] + epochs}
+        for record in history
+    ]
+    return History([*before, *records])

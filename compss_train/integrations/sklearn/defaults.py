@@ -15,9 +15,7 @@ from compss_train.model import devices, optimizers
 from compss_train.model.schedule import ScheduleSpec
 
 NetworkFactory: TypeAlias = Callable[..., nn.Module]
-"""A class of networks, or a function of the numbers of inputs and outputs, and of options, that
-returns one.
-"""
+"""A class of networks, or a function of the numbers of inputs and outputs, and of options."""
 
 LEARNING_RATE = 1e-3
 """Default learning rate of optimizers given by name."""
@@ -27,6 +25,7 @@ def make_network(
     net: nn.Module | NetworkFactory | None,
     options: Mapping[str, Any],
     sample: Block,
+    *,
     outputs: int,
     hidden: int | Sequence[int],
     seed: int,
@@ -47,27 +46,28 @@ def make_network(
     inputs = sample.shape[1]
     with devices.IN_PROCESS, devices.random_state(seed, "cpu"):
         if net is not None:
-            given = [
-                each for name, each in signature(net).parameters.items() if name not in options
+            required = [
+                name
+                for name, parameter in signature(net).parameters.items()
+                if name not in options and parameter.default is parameter.empty
             ]
-            needed = [each for each in given if each.default is each.empty]
-            sizes = () if isinstance(net, type) and len(needed) < 2 else (inputs, outputs)
-            return net(*sizes, **options)
+            knows_sizes = isinstance(net, type) and len(required) < 2
+            return net(**options) if knows_sizes else net(inputs, outputs, **options)
         network = perceptron(inputs, outputs, hidden)
     return network.double() if str(sample.dtype).endswith("float64") else network
 
 
 def perceptron(inputs: int, outputs: int, hidden: int | Sequence[int] = (100,)) -> nn.Module:
-    """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers,
-    or one.
+    """Return linear layers with ReLU between them.
+
+    ``hidden`` is the width of the hidden layer, or the widths of several.
     """
-    several = hidden if isinstance(hidden, list | tuple) else (hidden,)
-    widths = [inputs, *(check_count("hidden", width) for width in several)]
-    layers = [
-        layer
-        for before, width in pairwise(widths)
-        for layer in (nn.Linear(before, width), nn.ReLU())
-    ]
+    widths = [inputs]
+    for width in hidden if isinstance(hidden, list | tuple) else (hidden,):
+        widths.append(check_count("hidden", width))
+    layers: list[nn.Module] = []
+    for width_before, width in pairwise(widths):
+        layers += [nn.Linear(width_before, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
@@ -80,17 +80,16 @@ def as_options(name: str, value: object) -> dict[str, Any]:
         return {"optimizer": value or "adam"}
     if value is None or isinstance(value, Mapping):
         return dict(value or {})
+    accepted = "a dict or a name, such as 'sgd'" if name == "optimizer" else "a dict"
     raise TypeError(
-        f"{name}__... sets an option of {name}, but {name}={value!r} is not a dict; give a dict"
-        + (" or a name, such as 'sgd'" if name == "optimizer" else "")
+        f"{name}__... sets an option of {name}, but {name}={value!r} is not a dict; give {accepted}"
     )
 
 
 def make_optimizer(
     optimizer: optimizers.OptimizerSpec | str | None, lr: float | None
 ) -> optimizers.OptimizerSpec:
-    """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is
-    not ``None``.
+    """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if any.
 
     Raises ``ValueError`` if the optimizer has its own learning rate, or could have one.
     """
@@ -109,8 +108,9 @@ def make_optimizer(
 
 
 def make_schedule(schedule: ScheduleSpec | str, num_epochs: int) -> ScheduleSpec:
-    """Return the schedule for ``DistributedTrainer.build``; those with a name end after
-    ``num_epochs``.
+    """Return the schedule for ``DistributedTrainer.build``.
+
+    Those with a name end after ``num_epochs``.
     """
     if not isinstance(schedule, str):
         return schedule
@@ -134,5 +134,7 @@ def linear(epoch: float, *, num_epochs: int) -> float:
 
 
 SCHEDULES: Mapping[str, Callable[..., float]] = {"cosine": cosine, "linear": linear}
-"""Factors of the learning rate that fall from 1 to 0 over the epochs of a fit; half a cosine is
-that of Loshchilov and Hutter 2017, without restarts."""
+"""Factors of the learning rate that fall from 1 to 0 over the epochs of a fit.
+
+Half a cosine is that of Loshchilov and Hutter 2017, without restarts.
+"""

@@ -1,6 +1,4 @@
-"""``DistributedClassifier``, a network with an output for each class, and
-``DistributedRegressor``.
-"""
+"""``DistributedClassifier``, with an output for each class, and ``DistributedRegressor``."""
 
 import math
 from collections.abc import Mapping
@@ -55,11 +53,8 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         warm_start = self.__sklearn_is_fitted__()
         if not warm_start and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        if (
-            warm_start
-            and classes is not None
-            and not np.array_equal(np.unique(classes), self.classes_)
-        ):
+        repeats = warm_start and classes is not None
+        if repeats and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"classes={classes!r} are not those of the first call, {self.classes_}; omit them"
             )
@@ -69,13 +64,13 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted label of each sample."""
-        # Before ``classes_``, which is missing until ``fit``.
-        numbers = self._predict_outputs(X).argmax(axis=1)
+        numbers = self._predict_outputs(X).argmax(axis=1)  # an error until fit has set classes_
         return np.asarray(self.classes_[numbers])
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return the probability of each class, shape (samples, classes), in the order of
-        ``classes_``.
+        """Return the probability of each class, in the order of ``classes_``.
+
+        The shape is (samples, classes).
         """
         return np.asarray(np.exp(log_probabilities(self._predict_outputs(X), self.loss)))
 
@@ -108,7 +103,8 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         return dict(class_weight=np.asarray(weights), **options)
 
 
-_MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite
+_MIN_PROBABILITY = 1e-30
+"""Is positive in float32, so that its logarithm is finite."""
 
 
 def log_probabilities(outputs: NDArray[Any], loss: str | losses.BatchFunction) -> NDArray[Any]:
@@ -148,17 +144,18 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         )
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return predictions in the shape of the fitted targets, as float64 if these were,
-        otherwise float32.
+        """Return predictions in the shape of the fitted targets.
+
+        They are float64 if the targets were, otherwise float32.
         """
         outputs = self._predict_outputs(X)
-        return outputs.reshape(len(outputs), *self._target_shape).astype(
-            self._target_dtype, copy=False
-        )
+        predictions = outputs.reshape(len(outputs), *self._target_shape)
+        return predictions.astype(self._target_dtype, copy=False)
 
     def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
-        """Return targets in the precision of the network, and how many; set or check their shape
-        and dtype.
+        """Return targets in the precision of the network, and how many of them a sample has.
+
+        It sets or checks their shape and dtype.
         """
         shape = y.shape[1:]
         if self.__sklearn_is_fitted__() and shape != self._target_shape:
@@ -169,7 +166,8 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         self._target_shape = shape
         self.n_outputs_ = math.prod(shape)
         self._target_dtype = np.dtype(np.float64 if y.dtype == np.float64 else np.float32)
-        return np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32), self.n_outputs_
+        dtype = np.float64 if x.dtype == np.float64 else np.float32
+        return np.asarray(y, dtype), self.n_outputs_
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
