@@ -41,13 +41,13 @@ from compss_train.reports.history import History
 from compss_train.training import build_arguments, description, first_batch, resuming, rounds
 from compss_train.training.callback import AnyCallback
 from compss_train.training.callback_list import CallbackList, check_callbacks
-from compss_train.training.checkpoints import Snapshot
 from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.fit_of_epochs import FitOfEpochs, prepare_fit
 from compss_train.training.inference import inference, validation_source, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.session import Session
+from compss_train.training.snapshot import Snapshot
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState

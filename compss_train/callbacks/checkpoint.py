@@ -11,6 +11,7 @@ from compss_train.data.locations import is_remote
 from compss_train.exceptions import BadCheckpointError
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
+from compss_train.training.remote_checkpoints import RemoteFolder
 from compss_train.training.shared_history import SharedHistory
 from compss_train.training.trainer_protocol import TrainerProtocol
 
@@ -74,7 +75,7 @@ class Checkpoint(Callback):
         overwrite: bool = False,
     ) -> None:
         self._name = str(folder)
-        self._remote = storage.RemoteFolder(self._name) if is_remote(self._name) else None
+        self._remote = RemoteFolder(self._name) if is_remote(self._name) else None
         self.folder = Path(folder) if self._remote is None else self._remote.copy
         self.every = validation.check_count("every", every)
         self.keep = validation.check_count("keep", keep)

@@ -24,6 +24,7 @@ from compss_train.exceptions import BadFileError
 from compss_train.model import losses, parameters, saved_state
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
+from compss_train.training.remote_checkpoints import local_copy
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 PREDICTION_SUFFIXES = (".npy", ".npz", *TABLE_SUFFIXES)
@@ -185,7 +186,7 @@ def load(
     and ``FileNotFoundError``.
     """
     if net is not None:
-        with checkpoints.local_copy(path) as local:
+        with local_copy(path) as local:
             content: dict[str, Any] = {}
             if local.is_dir():
                 _, content = checkpoints.read_latest_checkpoint(local, warn=True)

@@ -3,7 +3,7 @@
 import time
 from enum import Enum
 
-from compss_train.training.checkpoints import Study
+from compss_train.training.snapshot import Study
 from compss_train.training.stopping import LONGEST_SAVING, Stopping
 
 GRACE = 5.0

@@ -30,13 +30,20 @@ from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Workers
-from compss_train.training import build_arguments, checkpoints, description, resuming, rounds
-from compss_train.training.checkpoints import Checkpoint, Study
+from compss_train.training import (
+    build_arguments,
+    description,
+    remote_checkpoints,
+    resume_checks,
+    resuming,
+    rounds,
+)
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.running_fit import Fit, FitRun
 from compss_train.training.session import Session
+from compss_train.training.snapshot import Checkpoint, Study
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 
 
@@ -106,14 +113,14 @@ class OnlineFit(Fit, FitRun):
         model = self.session.model
         with ExitStack() as stack:
             if not isinstance(resume, bool):
-                resume = stack.enter_context(checkpoints.local_copy(resume))
+                resume = stack.enter_context(remote_checkpoints.local_copy(resume))
             checkpoint: Checkpoint | None = None
             if resume is not False:
                 checkpoint = resuming.find_checkpoint(resume, self.callbacks.callbacks)
             if checkpoint is not None:
                 self._go_on_from(checkpoint)
             params.check_finite(model.parameters)
-            model.resumed_from = None if checkpoint is None else checkpoint[0]
+            model.resumed_from = None if checkpoint is None else checkpoint.path
             if self.study is not None and self.study.is_complete:
                 self._warn_of_end(self.study)
                 with self.session.fitting(self, None):
@@ -124,11 +131,11 @@ class OnlineFit(Fit, FitRun):
         """Let the trainer and this fit be as they were at a save."""
         session = self.session
         study = saves.check_same_study(checkpoint, self.options, self.simulations, session)
-        setting = resuming.setting_of(session)
-        resuming.check_trainer(checkpoint, session, setting)
+        setting = resume_checks.setting_of(session)
+        resume_checks.check_trainer(checkpoint, session, setting)
         if not study.is_complete and self.simulations.sampler is None:
             self.inputs.resume(study.simulations)
-        resuming.warn_of_differences(checkpoint, setting, fit="the fit goes on")
+        resume_checks.warn_of_differences(checkpoint, setting, fit="the fit goes on")
         _, snapshot = checkpoint
         resuming.load(snapshot, session)
         self.callbacks.saved = snapshot.callbacks

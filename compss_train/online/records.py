@@ -16,8 +16,8 @@ from compss_train.net import Address
 from compss_train.online.worker_messages import WorkerReport
 from compss_train.reports.records import Record, per_second
 from compss_train.training.callback_list import CallbackList
-from compss_train.training.checkpoints import Study
 from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
+from compss_train.training.snapshot import Study
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.trained_model import TrainedModel
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import description
-from compss_train.training.checkpoints import Checkpoint, Study
 from compss_train.training.session import Session
+from compss_train.training.snapshot import Checkpoint, Study
 from compss_train.worker.state import WorkerState
 
 CHANGEABLE = ("record_every", "checkpoint_every")

@@ -27,7 +27,7 @@ from compss_train.online.online_job import OnlineJob
 from compss_train.online.receiver import NUMBERS, Receiver
 from compss_train.online.sample_losses import SampleLosses
 from compss_train.online.worker_messages import Done, Failed, Reported, SavePart, WorkerReport
-from compss_train.training.checkpoints import worker_from_dict
+from compss_train.training.snapshot import worker_from_dict
 from compss_train.worker.batches import Batch
 from compss_train.worker.learner import Learner
 from compss_train.worker.preparing import prepared_batches

@@ -41,8 +41,8 @@ from compss_train.online.worker_messages import (
     parse,
 )
 from compss_train.online.worker_task import train_online
-from compss_train.training.checkpoints import worker_to_dict
 from compss_train.training.session import Session
+from compss_train.training.snapshot import worker_to_dict
 from compss_train.training.training_state import NOTHING_KEPT
 
 FAILURE_SECONDS = 10.0

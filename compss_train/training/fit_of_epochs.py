@@ -13,13 +13,14 @@ from compss_train.training import data_checks, resuming
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import Callback
 from compss_train.training.callback_list import CallbackList
-from compss_train.training.checkpoints import Checkpoint, Progress
 from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import evaluate_first_batch, validation_source
 from compss_train.training.merge import Merge
+from compss_train.training.resume_checks import compared_values
 from compss_train.training.running_fit import Fit
 from compss_train.training.session import Session
+from compss_train.training.snapshot import Checkpoint, Progress
 from compss_train.training.stopping import Stopping
 from compss_train.worker.optimizer_state import check_averageable
 from compss_train.worker.preparing import check_target
@@ -69,7 +70,7 @@ class FitOfEpochs(Fit):
     def progress(self) -> Progress:
         """What a later fit needs to continue, and to check that it has the same arguments."""
         return Progress(
-            options=resuming.compared(self.options, self.data, self.session.model.built),
+            options=compared_values(self.options, self.data, self.session.model.built),
             sizes=self.data.sizes,
             first_epoch=self.epochs.start,
             reached=self.reached,
@@ -184,7 +185,7 @@ def prepare_fit(
         epochs = range(resumed.first_epoch, resumed.first_epoch + options.num_epochs)
         fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
     data_checks.check_epochs(options, fit.epochs, blocks=len(data.sizes))
-    params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
+    params.check_finite(model.parameters if checkpoint is None else checkpoint.snapshot.parameters)
     for note in data.notes:
         warn_once(note)
     return fit
@@ -196,7 +197,7 @@ def _training_data(
     """Return the data of a fit, in the blocks of the fit that it resumes, if any."""
     model = session.model
     spec = model.built.training_spec
-    progress = None if checkpoint is None else checkpoint[1].progress
+    progress = None if checkpoint is None else checkpoint.snapshot.progress
     blocks = session.num_workers if progress is None else len(progress.sizes)
     if isinstance(x, FileDataset) and options.order != "partial":
         x = x.cut(blocks)

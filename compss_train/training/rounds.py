@@ -69,7 +69,7 @@ def run(fit: FitOfEpochs) -> None:
         fit.options.num_epochs,
         session.num_workers,
         session.engine_class.name,
-        f"from {fit.checkpoint[0]}" if fit.checkpoint else f"at epoch {fit.epochs.start}",
+        f"from {fit.checkpoint.path}" if fit.checkpoint else f"at epoch {fit.epochs.start}",
     )
     with session.fitting(fit, plan.samples_left if fit.data.counted else None):
         session.regroup(_groups(fit))

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from compss_train.model import parameters as params
 from compss_train.training.callback_list import CallbackList
-from compss_train.training.checkpoints import Progress, Study
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described
 from compss_train.training.merge import Merge
+from compss_train.training.snapshot import Progress, Study
 from compss_train.training.stopping import Stopping
 from compss_train.training.training_state import TrainingState
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from compss_train.model.parameters import Parameters
 from compss_train.reports.history import History
-from compss_train.training.checkpoints import Snapshot
+from compss_train.training.snapshot import Snapshot
 
 
 class TrainerProtocol(Protocol):

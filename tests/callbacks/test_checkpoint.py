@@ -12,14 +12,10 @@ from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.data import locations
 from compss_train.model import parameters
 from compss_train.reports.history import line_of
-from compss_train.training import checkpoints as storage
 from compss_train.training import shared_history
-from compss_train.training.checkpoints import (
-    Snapshot,
-    list_checkpoints,
-    local_copy,
-    read_latest_checkpoint,
-)
+from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
+from compss_train.training.remote_checkpoints import RemoteFolder, local_copy
+from compss_train.training.snapshot import Snapshot
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.helpers.small_fits import PLAIN_SGD, X, Y, assert_alike, fit, trainer_of
@@ -266,10 +262,8 @@ def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
         put(local, remote)
 
     monkeypatch.setattr(system, "put_file", counted)
-    upload = storage.RemoteFolder.upload
-    monkeypatch.setattr(
-        storage.RemoteFolder, "upload", lambda *args: [uploaded.append(0), upload(*args)]
-    )
+    upload = RemoteFolder.upload
+    monkeypatch.setattr(RemoteFolder, "upload", lambda *args: [uploaded.append(0), upload(*args)])
     trainer.run(callback, [0.5] * 33)
     # Every other checkpoint shares files; in turn they have 2 new records, or merge 4.
     assert sum(uploaded[29:33]) == 12 * len(line_of(trainer.history[-1]))

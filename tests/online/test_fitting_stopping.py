@@ -15,7 +15,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.training.checkpoints import Snapshot, read_latest_checkpoint
+from compss_train.training.checkpoints import read_latest_checkpoint
+from compss_train.training.snapshot import Snapshot
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.helpers.waiting import settled, wait_until
 from tests.online.fits import FIFO, build_trainer, fit_online, online

@@ -25,7 +25,9 @@ from compss_train import (
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
-from compss_train.training import resuming
+from compss_train.training import resume_checks
+from compss_train.training.snapshot import Checkpoint as StoredCheckpoint
+from compss_train.training.snapshot import Snapshot
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, trainer_of
 
@@ -68,7 +70,7 @@ def assert_refused(trainer, error, message, *callbacks, **options):
 def test_no_option_of_a_fit_falls_through_a_checkpoint_that_lacks_it(folder):
     """As one of an earlier version lacks an option that is new: it means the default."""
     path, content = storage.read_latest_checkpoint(folder, warn=False)
-    snapshot = storage.Snapshot.from_dict(content, path)
+    snapshot = Snapshot.from_dict(content, path)
     options = snapshot.progress.options
     assert {
         "merge.every",
@@ -78,19 +80,20 @@ def test_no_option_of_a_fit_falls_through_a_checkpoint_that_lacks_it(folder):
         "loss",
         "class_weight",
     } <= {*options}
-    for name in {*options, "a new one"} - {*resuming.CHANGEABLE_OPTIONS}:
+    no_buffers = SimpleNamespace(carries_buffers=False)
+
+    def lacking(name):
         without = {other: value for other, value in options.items() if other != name}
-        lacking = path, replace(snapshot, progress=replace(snapshot.progress, options=without))
+        progress = replace(snapshot.progress, options=without)
+        return StoredCheckpoint(path, replace(snapshot, progress=progress))
+
+    for name in {*options, "a new one"} - {*resume_checks.CHANGEABLE_OPTIONS}:
         planned = replace(snapshot.progress, options={**options, name: "another"})
         with pytest.raises(ValueError, match=f"{re.escape(name)} was .*, and is another"):
-            resuming.check_same_fit(lacking, planned, SimpleNamespace(carries_buffers=False), 3)
+            resume_checks.check_same_fit(lacking(name), planned, no_buffers, 3)
     # Of this fit's value.
     for name in ("merge.every", "merge.averaging_unit", "shuffle", "buffer", "class_weight"):
-        without = {other: value for other, value in options.items() if other != name}
-        lacking = path, replace(snapshot, progress=replace(snapshot.progress, options=without))
-        resuming.check_same_fit(
-            lacking, snapshot.progress, SimpleNamespace(carries_buffers=False), 3
-        )
+        resume_checks.check_same_fit(lacking(name), snapshot.progress, no_buffers, 3)
 
 
 def test_what_refuses_does(folder):

@@ -15,13 +15,13 @@ import torch
 
 from compss_train.model.devices import RandomState, random_state
 from compss_train.training.checkpoints import (
-    Snapshot,
     checkpoint_path,
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
     write_checkpoint,
 )
+from compss_train.training.snapshot import Snapshot
 from compss_train.worker.state import WorkerState
 from tests.training.checkpoints.trees import assert_same
 
