@@ -33,3 +33,4 @@ from compss_train.samplers import PartialShuffle as PartialShuffle
 from compss_train.samplers import PartialShuffleSampler as PartialShuffleSampler
 from compss_train.trainer import DistributedTrainer as DistributedTrainer
 from compss_train.training.merge import Merge as Merge
+from compss_train.worker.merging.rules import MergeRule as MergeRule

@@ -562,7 +562,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         spec = self._model.built.training_spec
         spec.check_evaluable()
         with inference(self._session, "evaluate", (x, y), batch_size) as (tasks, parameters):
-            fetched = tasks.engine.fetch(tasks.evaluate(parameters), small=True)
+            fetched = tasks.engine.fetch(tasks.evaluate([parameters]), small=True)
         measured = [part for parts in fetched for part in parts]
         warn_of_problems(measured, set())
         skipped = [item for part in measured for item in part.skipped.items()]

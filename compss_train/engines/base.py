@@ -77,6 +77,10 @@ class Traits:
     """Whether the runtime assigns a GPU to each task that asks for one."""
     task_seconds: float = 0.001
     """Rough overhead of a task, besides its work."""
+    object_bytes: int = 2**16
+    """About how many bytes take as long to move as another object takes: smaller values had better
+    be together.
+    """
 
 
 def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
@@ -164,12 +168,14 @@ class Engine(ABC):
         returns: int = 1,
         resources: Resources = ONE_CPU,
         priority: bool = False,
+        place: int | None = None,
     ) -> Any:
         """Run ``function(*args)`` as a task.
 
         Returns a reference to its result, or with ``returns=n`` a list of n references to the items
         of the tuple that it returns. ``priority`` is a hint: engines that support it run the task
-        before tasks without.
+        before tasks without. So is ``place``: those with the same number run at the same place, of
+        ``merging_places`` in turn.
 
         Raises ``ValueError`` if the task needs more than the engine ever has, since it could never
         run, and for a function of this package that the table of tasks in ``calls`` lacks, where
@@ -177,7 +183,7 @@ class Engine(ABC):
         """
         calls.task_name(function)
         self._check_open()
-        refs = self._submit(function, args, returns, resources, priority)
+        refs = self._submit(function, args, returns, resources, priority, place)
         return refs[0] if returns == 1 else refs
 
     @abstractmethod
@@ -188,6 +194,7 @@ class Engine(ABC):
         returns: int,
         resources: Resources,
         priority: bool,
+        place: int | None,
     ) -> Sequence[Ref]:
         """Submit the task, and return references to its results; raise ``ValueError`` if it could
         never run.
@@ -290,6 +297,13 @@ class Engine(ABC):
     def slots(self, resources: Resources) -> int:
         """Return how many tasks with these resources run at the same time; 0 if that is unknown."""
         return sum(node.cpus // resources.cpus for node in self.nodes())
+
+    @property
+    def merging_places(self) -> int:
+        """How many places can merge parts of the parameters at a time, each with a link or a core
+        of its own; 1 where parts gain nothing.
+        """
+        return 1
 
     def host(self) -> str:
         """Return the address at which tasks can reach this machine."""

@@ -36,8 +36,8 @@ COMPSs's.
 """
 
 FIRST = (
-    "partial_sum",
-    "merge_results",
+    "gather_items",
+    "merge_part",
     "rebased",
     "read_parameters",
     "notify_evaluated",
@@ -46,7 +46,7 @@ FIRST = (
 """Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all
 have one here.
 """
-ON_GPUS = ("train_group", "train_worker", "train_online", "evaluate", "predict", "run")
+ON_GPUS = ("map_chunk", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
 OTHERS = ("simulate_and_send", "split_rows", "describe")
 

@@ -163,6 +163,7 @@ class GraphEngine(Engine):
         returns: int,
         resources: Resources,
         priority: bool,
+        place: int | None,
     ) -> Sequence[Ref]:
         """Queue the task."""
         self._check_size(resources)
@@ -174,6 +175,7 @@ class GraphEngine(Engine):
             scope=self._scope,
             resources=resources,
             priority=priority,
+            place=place,
         )
         self._post(self._graph.add, task)
         return [self._made(GraphRef(self, value)) for value in task.outputs]

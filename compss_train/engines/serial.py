@@ -29,7 +29,9 @@ class SerialEngine(Engine):
     """
 
     name: ClassVar[str] = "serial"
-    traits: ClassVar[Traits] = Traits(asynchronous=False, shared_memory=True, task_seconds=0.0)
+    traits: ClassVar[Traits] = Traits(
+        asynchronous=False, shared_memory=True, task_seconds=0.0, object_bytes=0
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +50,7 @@ class SerialEngine(Engine):
         returns: int,
         resources: Resources,
         priority: bool,
+        place: int | None = None,
     ) -> Sequence[Ref]:
         """Run the task immediately."""
         values = map_refs(args, lambda ref: _serial(ref).value)

@@ -79,6 +79,8 @@ class Task:
     scope: Scope = field(default_factory=Scope)
     resources: Resources = ONE_CPU
     priority: bool = False
+    place: int | None = None
+    """A hint where to run it: the number of a place, of all in turn."""
     updates: Updates | None = None
     missing: int = 0
     """Number of inputs that are not available yet."""

@@ -12,9 +12,9 @@ as the square roots of Adam's second moments need. ``"int8"`` are multiples of a
 largest magnitude / 127, rounded to nearest.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,25 +54,27 @@ class CompressedChange:
         return _decoded(self.codes.reshape(-1)[part], self.scale)
 
 
+Key = TypeVar("Key", bound=Hashable)
+
 Contribution = Mapping[str, NDArray[Any] | CompressedChange]
 """What a worker returns to a merge: its parameters, or changes of some of them."""
 
 
 def compress_arrays(
-    before: Mapping[str, NDArray[Any]],
-    after: Mapping[str, NDArray[Any]],
-    names: Collection[str],
+    before: Mapping[Key, NDArray[Any]],
+    after: Mapping[Key, NDArray[Any]],
+    names: Collection[Key],
     dtype: MergeDtype,
-    errors: Mapping[str, NDArray[Any]] | None = None,
-) -> tuple[dict[str, CompressedChange], dict[str, NDArray[Any]]]:
+    errors: Mapping[Key, NDArray[Any]] | None = None,
+) -> tuple[dict[Key, CompressedChange], dict[Key, NDArray[Any]]]:
     """Return the compressed changes of the named arrays and the new errors; ``errors`` are the
     previous ones.
 
     Arrays missing from ``before`` count as zeros. Arrays that are not real floats are left out, as
     are scalars such as step counts, which bf16 cannot represent.
     """
-    changes: dict[str, CompressedChange] = {}
-    new_errors: dict[str, NDArray[Any]] = {}
+    changes: dict[Key, CompressedChange] = {}
+    new_errors: dict[Key, NDArray[Any]] = {}
     for name in names:
         array = after[name]
         if array.dtype.kind == "f" and array.ndim:

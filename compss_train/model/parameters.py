@@ -11,7 +11,7 @@ import errno
 import math
 import os
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -26,8 +26,7 @@ from torch import nn
 from compss_train._utils import files, validation
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model import copies, devices, saved_state
-from compss_train.model.compression import CompressedChange, Contribution
-from compss_train.model.metrics import Measured
+from compss_train.model.compression import CompressedChange, Contribution, Key
 from compss_train.reports.formatting import Table
 
 Parameters = dict[str, NDArray[Any]]
@@ -48,7 +47,7 @@ def from_module(module: nn.Module) -> Parameters:
     return to_arrays(module.state_dict())
 
 
-def to_arrays(tensors: Mapping[str, Any]) -> Parameters:
+def to_arrays(tensors: Mapping[Key, Any]) -> dict[Key, NDArray[Any]]:
     """Return tensors as arrays, in one copy from their device; ``TypeError`` with the name of any
     other value.
     """
@@ -56,7 +55,7 @@ def to_arrays(tensors: Mapping[str, Any]) -> Parameters:
     return dict(zip(tensors, (each.numpy() for each in devices.to_host(ready)), strict=True))
 
 
-def _checked(name: str, tensor: object) -> torch.Tensor:
+def _checked(name: object, tensor: object) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be "
@@ -192,25 +191,19 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
         )
 
 
-Count = int | Sequence[Measured]
-"""A number of samples, or the measurements of one worker's task, whose ``planned_samples`` is that
-number.
-"""
-
-
 class MergedParameters(Parameters):
     """Parameters under commutative merging, with the number of samples that have been merged into
     them.
     """
 
-    samples: int = 0
+    samples: float = 0
 
 
 def apply_delta(
     current: Parameters,
     base: Parameters,
     trained: Contribution,
-    count: Count,
+    count: float,
     total: int,
     buffers: Collection[str] = (),
 ) -> MergedParameters:
@@ -223,7 +216,6 @@ def apply_delta(
     interpolated towards the worker's instead: with one update from each worker to the weighted mean
     in any order, later by count/total. Integers take the maximum.
     """
-    count = count if isinstance(count, int) else count[0].planned_samples
     samples = getattr(current, "samples", 0) + count
     merged = MergedParameters()
     merged.samples = samples

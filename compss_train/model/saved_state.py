@@ -27,12 +27,30 @@ from compss_train.exceptions import BadCheckpointError
 ARRAYS = "arrays.safetensors"
 STATE = "state.json"
 FORMAT = "compss_train checkpoint"
-VERSION = 5
+VERSION = 6
+
+
+def _with_numbered_moments(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of version 5 as one of version 6.
+
+    Version 5 names what merges keep of optimizers by the numbers of parameters, version 6 by their
+    names. Whoever loads the state knows which numbers are which names.
+    """
+    merge = state.get("merge", {})
+    moments = merge.get("moments")
+    if moments is None:
+        return state
+    numbered = {}
+    for name, array in moments.items():
+        number, _, key = name.removeprefix("optimizer state/").partition(".")
+        numbered[int(number), key] = array
+    return {**state, "merge": {**merge, "moments": numbered}}
 
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     # Version 4 holds the whole history, version 5 its end.
-    4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}}
+    4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}},
+    5: _with_numbered_moments,
 }
 """The earlier versions that can be read: each function makes a state of its version one of the next
 version.

@@ -24,7 +24,7 @@ from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.worker_messages import EndReception, Stop
 from compss_train.online.workers import Workers
-from compss_train.training.merging.on_arrival import GlobalParameters
+from compss_train.training.schedules.server import GlobalParameters
 from compss_train.training.snapshot import Study
 
 _TICK = 0.1

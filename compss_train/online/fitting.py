@@ -40,8 +40,8 @@ from compss_train.training import (
 )
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merge import Merge
-from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.running_fit import Fit, FitRun
+from compss_train.training.schedules.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Study
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState

@@ -201,7 +201,7 @@ class Evaluation:
         """
         engine = self._inference.engine
         self._owned = [engine.publish(parameters)]
-        self._sums = self._inference.evaluate(self._owned[0])
+        self._sums = self._inference.evaluate(self._owned[:1])
         if notify and not engine.traits.interruptible:
             self._owned.append(
                 engine.submit(notify_evaluated, list(self._sums), self._coordinator, priority=True)

@@ -20,6 +20,7 @@ from compss_train.engines import calls, liveness, nodes
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, saved_state
 from compss_train.model import parameters as params
+from compss_train.model.parts import Moments
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.net import Address, ConnectionLostError
 from compss_train.online.coordinator_connection import TICK, CoordinatorConnection
@@ -31,7 +32,7 @@ from compss_train.training.snapshot import worker_from_dict
 from compss_train.worker.batches import Batch
 from compss_train.worker.learner import Learner
 from compss_train.worker.preparing import prepared_batches
-from compss_train.worker.state import GroupState, WorkerState
+from compss_train.worker.state import WorkerState
 from compss_train.worker.work import Job, Work
 
 MAX_SKIPPED = 100
@@ -44,11 +45,11 @@ _LOCKSTEP_TICK = 0.01
 
 def train_online(
     training_spec: TrainingSpec,
-    states: GroupState,
+    state: WorkerState,
     job: OnlineJob,
     number: int,
     device: str,
-    moments: params.Parameters | None,
+    moments: Moments | None,
 ) -> None:
     """Train until all samples are used or ``max_batches`` is reached, and send the new state.
 
@@ -61,7 +62,7 @@ def train_online(
         try:
             worker = OnlineWorker(
                 training_spec,
-                states[0],
+                state,
                 job,
                 number=number,
                 device=device,
@@ -104,7 +105,7 @@ class OnlineWorker:
         *,
         number: int,
         device: str,
-        moments: params.Parameters | None,
+        moments: Moments | None,
         coordinator: CoordinatorConnection,
         stack: ExitStack,
     ) -> None:
@@ -157,7 +158,7 @@ class OnlineWorker:
         self._report_every = min(1.0, job.options.record_every) / 2
         self._reported = time.monotonic()
 
-    def _make_learner(self, state: WorkerState, moments: params.Parameters | None) -> Learner:
+    def _make_learner(self, state: WorkerState, moments: Moments | None) -> Learner:
         work = Work(
             check_outputs=True,
             worker=self._number,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
-from compss_train.engines.packing import singles
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model import saved_state
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray
@@ -170,7 +169,6 @@ class Workers:
         folder: Path,
         parts: Sequence[SavedWorker] = (),
     ) -> None:
-        session.regroup(singles(range(job.num_workers)))
         self._session = session
         self._reports = reports
         self._folder = folder
@@ -191,11 +189,9 @@ class Workers:
         session = self._session
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.model.built.training_spec.weightless())
-        moments = session.merge_state.moments
-        if not isinstance(moments, Ref):
-            moments = session.engine.publish(moments)
+        moments = session.engine.publish(session.state().merge.moments)
         workers: list[Worker] = []
-        for number, state in enumerate(session.states):
+        for number, state in enumerate(session.separate_states()):
             arguments = (spec, state, job, number, session.device(number), moments)
             submit = partial(session.engine.submit, train_online, *arguments, resources=resources)
             workers.append(Worker(number, job, session.engine, submit))
@@ -210,7 +206,7 @@ class Workers:
         if part.repetitions is not None:
             worker.done = True
             worker.repetitions = part.repetitions
-            worker.state = self._session.engine.publish((part.state,))
+            worker.state = self._session.engine.publish(part.state)
 
     @property
     def all_done(self) -> bool:
@@ -337,7 +333,7 @@ class Workers:
     def _part(self, worker: Worker) -> SavedWorker:
         if worker.state is None:
             return cast("SavedWorker", worker.part)
-        ((state,),) = self._session.engine.fetch([worker.state])
+        (state,) = self._session.engine.fetch([worker.state])
         return SavedWorker(state, {}, repetitions=worker.repetitions)
 
     def forget(self, streams: list[int]) -> None:
@@ -389,7 +385,7 @@ class Workers:
             case Done():
                 worker.done = True
                 worker.repetitions = message.repetitions
-                worker.state = self._session.engine.publish((message.state,))
+                worker.state = self._session.engine.publish(message.state)
         return None
 
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:

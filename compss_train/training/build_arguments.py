@@ -20,6 +20,7 @@ from compss_train.model.schedule import LrSchedule, Schedule, make_schedule
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import no_loss
 from compss_train.training.description import Details, details
+from compss_train.worker.optimizer_state import optimizer_bytes
 
 PICKLED = (
     "net",
@@ -87,6 +88,11 @@ class BuildArguments:
             object.__setattr__(
                 self, "lr_schedule", make_schedule(self.schedule, spec.net, spec.optimizer)
             )
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """About how many bytes the state of a worker has."""
+        return optimizer_bytes(self.training_spec.net, self.training_spec.optimizer)
 
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""

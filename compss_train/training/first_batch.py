@@ -23,7 +23,7 @@ from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.fit_of_epochs import FitOfEpochs
 from compss_train.worker.inference import try_collate
 from compss_train.worker.state import WorkerState
-from compss_train.worker.train import train_one
+from compss_train.worker.train import Start, train
 from compss_train.worker.work import Job, Work
 
 FEW = 2
@@ -134,13 +134,14 @@ def _trained(fit: FitOfEpochs, trial: Trial) -> Measured:
     """Train a copy of the model in this process, and return its measurements."""
     model = fit.session.model
     state = WorkerState(None, model.seed)
-    with devices.IN_PROCESS, devices.kept_random_state(trial.work.device):
+    start = Start(model.parameters)
+    with devices.IN_PROCESS:
         try:
-            trained = train_one(trial.job, model.parameters, state, trial.work, trial.values)
+            _, _, measured = train(trial.job, start, state, trial.work, trial.values)
         except DivergedError as error:
             fit.data.locate_nan(error)
             raise
-    return trained.measured
+    return measured
 
 
 def find_mistakes(fit: FitOfEpochs) -> None:

@@ -91,8 +91,11 @@ class Inference:
         self._tasks: dict[int, list[tuple[list[Ref], list[Work]]]] = {}
         """The values and the work of each evaluation task, by the slots that they suit."""
 
-    def evaluate(self, parameters: Ref) -> list[Ref]:
-        """Submit an evaluation; return references to lists of the workers' measurements."""
+    def evaluate(self, parameters: Sequence[Ref]) -> list[Ref]:
+        """Submit the evaluation of parameters, given in parts.
+
+        Returns references to lists of the workers' measurements.
+        """
         slots = 0 if self._resources.gpus else self.engine.slots(self._resources)
         if slots not in self._tasks:
             parts = len(self._parts)
@@ -102,7 +105,7 @@ class Inference:
             self._tasks = {slots: tasks}
         return [
             self.engine.submit(
-                evaluate, self._job, parameters, values, works, resources=self._resources
+                evaluate, self._job, [*parameters], values, works, resources=self._resources
             )
             for values, works in self._tasks[slots]
         ]
@@ -136,7 +139,7 @@ class Inference:
         ref = self.engine.submit(
             evaluate,
             self._job,
-            self.engine.publish(parameters),
+            [self.engine.publish(parameters)],
             self.data.values([0]),
             [work],
             resources=self._resources,
@@ -300,4 +303,4 @@ def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:
     work = first_batch(data, 0, batch_size_for(data), name=VALIDATION)
     job = one_batch(model.built.training_spec, data)
     with IN_PROCESS:
-        evaluate(job, model.parameters, data.load(0), [work])
+        evaluate(job, [model.parameters], data.load(0), [work])

@@ -15,11 +15,14 @@ from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.worker.merging.rules import Mean, MergeRule, Trimmed
 from compss_train.worker.work import OptimizerState
 
 MergeKind = Literal["synchronous", "commutative", "parameter_server"]
 Preset = Literal["auto", "diloco", "slowmo", "post_local"]
-Rule = Literal["weighted", "halving"]
+RuleName = Literal["weighted", "halving", "trimmed"]
+DEFAULT_TRIM = 0.1
+"""The default of ``Merge(trim=...)``."""
 Grace: TypeAlias = Literal["auto"] | float
 Averaging: TypeAlias = Literal["ema"] | float
 AveragingUnit = Literal["merges", "steps"]
@@ -72,9 +75,13 @@ class Merge:
         bytes, and add the rounding error to their next change (Seide et al. 2014; Karimireddy et
         al. 2019, arXiv 1901.09847); docs/slow-networks.md. ``None`` (default): workers return
         uncompressed parameters.
-    rule:
-        For commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
-        (global + worker) / 2, which implies ``quorum=0``.
+    rule, trim:
+        How what the workers trained becomes one: ``"weighted"``, their mean by samples (default);
+        ``"trimmed"``, the mean of each element without the ``ceil(trim * n)`` smallest and largest
+        of the n workers' values, against workers with bad data: workers count equally, at least
+        three, ``trim`` is above 0 and below 0.5, 0.1 by default (Yin et al. 2018, arXiv
+        1803.01498); a ``MergeRule`` of your own; or, for commutative merging, dislib's
+        ``"halving"``, (global + worker) / 2, which implies ``quorum=0``.
     quorum:
         For commutative merging: the share of the training workers that a merge needs, rounded down,
         but at least one worker; ``None`` (default) for 0.75. Workers that merge together start
@@ -102,7 +109,8 @@ class Merge:
     averaging: Averaging | None = None
     averaging_unit: AveragingUnit | None = None
     dtype: MergeDtype | None = None
-    rule: Rule | None = None
+    rule: RuleName | MergeRule | None = None
+    trim: float | None = None
     quorum: float | None = None
     grace: Grace | None = None
 
@@ -142,6 +150,7 @@ class Merge:
         check_choice("merge", self.kind, (*get_args(MergeKind), *get_args(Preset), None))
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), (*choices, None))
+        self._check_rule()
         if self.every is not None and not callable(self.every):
             check_count("every", self.every, least=0)
         if self.outer_optimizer is not None:
@@ -160,6 +169,27 @@ class Merge:
         elif self.grace is not None:
             check_non_negative("grace", self.grace)
 
+    def _check_rule(self) -> None:
+        rule: object = self.rule
+        if isinstance(rule, type) and issubclass(rule, MergeRule):
+            raise TypeError(
+                f"rule={rule.__name__}: give an object of this class, {rule.__name__}()"
+            )
+        if not isinstance(rule, MergeRule):
+            check_choice("rule", rule, (*get_args(RuleName), "a MergeRule()", None))
+        if self.trim is None:
+            return
+        if check_fraction("trim", self.trim) >= 0.5:
+            raise ValueError(
+                f"trim={self.trim!r}: give the share of the workers whose values are dropped at "
+                "each end, above 0 and below 0.5"
+            )
+        if self.rule != "trimmed":
+            raise ValueError(
+                f"trim={self.trim!r} belongs to rule='trimmed', not to rule={self.rule!r}: leave "
+                "it out, or give that rule"
+            )
+
     def _check_together(self, kind: str) -> None:
         """Raise ``ValueError`` for options that this kind of merge does not support."""
         if kind == "parameter_server":
@@ -175,6 +205,14 @@ class Merge:
                 raise ValueError(
                     f"{option} belongs to {merges}, not to Merge({kind!r}): leave it out"
                 )
+        of_all_workers = self.rule not in (None, "weighted", "halving")
+        if of_all_workers and (kind == "parameter_server" or self.quorum == 0):
+            alone = "Merge('parameter_server')" if kind == "parameter_server" else "quorum=0"
+            raise ValueError(
+                f"rule={self.rule!r} needs what several workers trained, and {alone} merges each "
+                "worker by itself, as it arrives: take kind 'synchronous', or 'commutative' with a "
+                "quorum above 0"
+            )
         if self.rule != "halving" and self.quorum != 0:
             return
         of_several = [option for option in special if option.partition("=")[0] in _OF_SEVERAL]
@@ -196,6 +234,25 @@ class Merge:
                 f"merge={value!r}: give a kind by name, such as 'synchronous', or a Merge"
             )
         return value if isinstance(value, Merge) else cls(value)
+
+    @property
+    def chosen_rule(self) -> MergeRule:
+        """The rule as an object."""
+        if isinstance(self.rule, MergeRule):
+            return self.rule
+        if self.rule == "trimmed":
+            return Trimmed(DEFAULT_TRIM if self.trim is None else self.trim)
+        return Mean()
+
+    def check_workers(self, workers: int) -> None:
+        """Raise ``ValueError`` if the rule needs more workers."""
+        least = self.chosen_rule.least_workers
+        if workers < least:
+            raise ValueError(
+                f"rule={self.rule!r} needs at least {least} workers that train, and there are "
+                f"{workers}: give num_workers={least} or more and enough blocks, or take "
+                "rule='weighted'"
+            )
 
     def decay(self, unit: AveragingUnit) -> float | None:
         """Return the decay of the average by this unit, or ``None`` if none is kept by it."""
@@ -231,7 +288,6 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "optimizer_state": get_args(OptimizerState),
     "averaging_unit": get_args(AveragingUnit),
     "dtype": get_args(MergeDtype),
-    "rule": get_args(Rule),
 }
 """The values of the options that are names."""
 

@@ -30,8 +30,9 @@ from compss_train.training.resume_checks import (
 )
 from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Progress, Snapshot
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, TrainingState
-from compss_train.worker.optimizer_state import optimizer_bytes
+from compss_train.worker.optimizer_state import optimized_names, optimizer_bytes
 
 
 def snapshot_of(session: Session) -> Snapshot:
@@ -178,7 +179,27 @@ def load(snapshot: Snapshot, session: Session) -> None:
     ]
     workers = tuple(state.with_options(changed_options) for state in snapshot.workers)
     model.averaged = snapshot.merge.get("averaged")
-    session.set_state(TrainingState(workers, MergeState(**snapshot.merge)))
+    session.set_state(TrainingState(workers, _merge_state(snapshot, model)))
+
+
+def _merge_state(snapshot: Snapshot, model: TrainedModel) -> MergeState:
+    """Return what merges keep; of older checkpoints, with names in place of numbers."""
+    spec = model.built.training_spec
+    saved = MergeState(**snapshot.merge)
+    moments = saved.moments
+    if moments is not None:
+        names = optimized_names(make_optimizer(spec.optimizer, spec.net), spec.net)
+        moments = {(_named(name, names), key): array for (name, key), array in moments.items()}
+    outer = saved.outer
+    if outer is not None:
+        kept = {_named(name, spec.names.weights): value for name, value in outer["state"].items()}
+        outer = {**outer, "state": kept}
+    return replace(saved, moments=moments, outer=outer)
+
+
+def _named(name: str | int, names: Sequence[str]) -> str:
+    """Return the name of a parameter that may be given by its number."""
+    return names[name] if isinstance(name, int) else name
 
 
 def _best_round(path: Path, content: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Rec
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.inference import skipped_batches
 from compss_train.training.merge import MergeKind
-from compss_train.training.merging.synchronous import SubmittedRound
+from compss_train.training.schedules.base import SubmittedRound
 
 
 def round_record(
@@ -29,7 +29,7 @@ def round_record(
     took so many ``seconds`` from the end of the one before; ``skipped`` are the files that could
     not be read since the fit began.
     """
-    round_ = submitted.round
+    round_ = submitted.workers.round
     of_workers = measured["workers"]
     measures = built.training_spec.measures
     samples = sum(part.planned_samples for part in of_workers)
@@ -59,7 +59,7 @@ def _learning_rates(submitted: SubmittedRound, built: BuildArguments) -> dict[st
     """Return the learning rates at the end of a round, if they change or differ."""
     if built.lr_schedule is None:
         return built.rates if len(built.rates) > 1 else {}
-    round_ = submitted.round
+    round_ = submitted.workers.round
     stops = [stop for start, stop in round_.spans if start < stop]
     trained_part = max(stops, default=Fraction(1))  # of the last epoch
     return built.lr_schedule.rates(round_.last_epoch, trained_part)

@@ -11,10 +11,12 @@ from itertools import chain
 from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
+from compss_train.engines.mapping import whole_values
 from compss_train.engines.packing import ranges_for_costs, singles
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
+from compss_train.model.parts import joined
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
 from compss_train.training.fit_of_epochs import FitOfEpochs
 from compss_train.training.inference import (
@@ -23,25 +25,18 @@ from compss_train.training.inference import (
     is_for_tasks,
     warn_of_problems,
 )
-from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
-from compss_train.training.merging.quorum import QuorumMerger
-from compss_train.training.merging.synchronous import (
-    Merger,
-    RoundWorkers,
-    SubmittedRound,
-    SynchronousMerger,
-)
+from compss_train.training.merged import Parts
 from compss_train.training.published_data import PublishedData
 from compss_train.training.round_records import round_record
 from compss_train.training.running_fit import FitRun
+from compss_train.training.schedules.base import MergeSchedule, SubmittedRound
+from compss_train.training.schedules.on_arrival import CommutativeSchedule
+from compss_train.training.schedules.quorum import QuorumSchedule
+from compss_train.training.schedules.round_workers import RoundWorkers
+from compss_train.training.schedules.server import ServerSchedule
+from compss_train.training.schedules.synchronous import SynchronousSchedule
 from compss_train.training.stopping import TICK
-from compss_train.training.training_state import (
-    MergeState,
-    States,
-    TrainingState,
-    fetch_states,
-    state_refs,
-)
+from compss_train.training.training_state import States, TrainingState
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.work import Residency
 
@@ -72,7 +67,6 @@ def run(fit: FitOfEpochs) -> None:
         f"from {fit.checkpoint.path}" if fit.checkpoint else f"at epoch {fit.epochs.start}",
     )
     with session.fitting(fit, plan.samples_left if fit.data.counted else None):
-        session.regroup(_groups(fit))
         loop = RoundLoop(fit)
         model.run = loop
         try:
@@ -88,13 +82,13 @@ def run(fit: FitOfEpochs) -> None:
             model.run = None
             loop.close()
         _LOG.info("the fit has ended (%s)", model.stopped or "complete")
-        session.keep(session.states, loop.merge_state)
+        session.keep(session.states, loop.merged.without_parameters)
         model.averaged = loop.averaged()
         loop.warn_of_changes()
 
 
-def _groups(fit: FitOfEpochs) -> list[range]:
-    """Return groups of workers that share a task if a task costs more than a worker trains."""
+def _chunks(fit: FitOfEpochs, schedule: MergeSchedule) -> list[range]:
+    """Return the workers that share a task, if a task costs more than a worker trains."""
     options = fit.options
     session = fit.session
     engine = session.engine
@@ -103,8 +97,7 @@ def _groups(fit: FitOfEpochs) -> list[range]:
     sharing = min(fit.data.shares(options.order), workers)
     # Each worker has its own task if it merges by itself, if sums would have more bytes than
     # compressed changes, and on GPUs, which workers share in another order.
-    merge = options.merge
-    may_share = merge.kind == "synchronous" and merge.dtype is None and not resources.gpus
+    may_share = schedule.shares_tasks and options.merge.dtype is None and not resources.gpus
     slots = engine.slots(resources) if may_share else 0
     samples = options.samples_between_merges(fit.data.sizes, sharing)
     seconds = session.sample_seconds * samples
@@ -112,30 +105,30 @@ def _groups(fit: FitOfEpochs) -> list[range]:
     return [*active, *singles(range(sharing, workers))]
 
 
-def _new_merger(fit: FitOfEpochs) -> Merger:
-    """Return what merges as the options say.
+def _new_schedule(fit: FitOfEpochs) -> MergeSchedule:
+    """Return what merges when the options say.
 
     Warns where the engine cannot see which workers have arrived.
     """
     session = fit.session
     merge = fit.merge
-    merger_class: type[Merger]
+    chosen: type[MergeSchedule]
     if merge.quorum == 0:
-        merger_class = CommutativeMerger
+        chosen = CommutativeSchedule
     elif merge.kind == "parameter_server":
-        merger_class = ServerMerger
+        chosen = ServerSchedule
     elif merge.kind == "synchronous":
-        merger_class = SynchronousMerger
+        chosen = SynchronousSchedule
     elif session.engine.traits.interruptible:
-        merger_class = QuorumMerger
+        chosen = QuorumSchedule
     else:
         warn_user(
             f"the {session.engine.name} engine cannot see which workers have arrived, so they "
             "merge synchronously; with Merge('commutative', quorum=0) each merges by itself, "
             "without waiting"
         )
-        merger_class = SynchronousMerger
-    return merger_class(session, merge, session.model.parameters)
+        chosen = SynchronousSchedule
+    return chosen(session, merge, session.model.parameters)
 
 
 def _published_job(fit: FitOfEpochs, name: str) -> Ref:
@@ -183,11 +176,12 @@ class RoundLoop(FitRun):
         self._data = PublishedData(self._engine, fit.data)
         self._validation = _validation_tasks(fit)
         self._job = _published_job(fit, self._name)
-        self._merger = _new_merger(fit)
+        self._merging = _new_schedule(fit)
+        self._chunks = _chunks(fit, self._merging)
         self._states: States = [*fit.session.states]
-        """The states of each group of workers after the last complete round."""
-        self.merge_state: MergeState[Ref] = self._merger.state
-        """What merges keep besides the parameters, after the last complete round."""
+        """The state of each worker after the last complete round."""
+        self.merged = self._merging.merged
+        """The global parameters after the last complete round, and what merges keep."""
         self._pending: deque[SubmittedRound] = deque()
         """Rounds whose measurements have not been collected."""
         self._complete: deque[SubmittedRound] = deque(maxlen=2)
@@ -226,7 +220,7 @@ class RoundLoop(FitRun):
             return None
         last = self._complete[-1]
         is_cut_short = self.stopped is not None and self._fit.stopping.urgent
-        return self._merger.newest(last) if is_cut_short else self._merger.after(last)
+        return self._merging.newest(last) if is_cut_short else self._merging.after(last)
 
     def must_end(self) -> bool:
         """Return whether the fit must stop at once, also while rounds are planned."""
@@ -240,7 +234,7 @@ class RoundLoop(FitRun):
 
         Other processes free theirs when they are idle.
         """
-        self._merger.stop()
+        self._merging.stop()
         rows_on_gpus().release(self._name)
 
     def warn_of_changes(self) -> None:
@@ -251,58 +245,53 @@ class RoundLoop(FitRun):
 
     def newest(self) -> params.Parameters | None:
         """Return the parameters after the last complete round; ``None`` before the first."""
-        return self._merger.newest(self._complete[-1]) if self._complete else None
+        return self._merging.newest(self._complete[-1]) if self._complete else None
 
     def state(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the same parameters, and the state of the training at that moment.
 
         Only for callbacks of rounds for which one ``needs_state``.
         """
-        parameters = self._merger.after(self._complete[-1]) if self._complete else None
-        workers = tuple(fetch_states(self._engine, self._states))
-        return parameters, TrainingState(workers, self.merge_state.fetched(self._engine))
+        parameters = self._merging.after(self._complete[-1]) if self._complete else None
+        return parameters, self._session.fetched(self._states, self.merged)
 
     def averaged(self) -> params.Parameters | None:
         """Return the average of the parameters of the last merges; ``None`` without averaging."""
-        ref = self.merge_state.averaged
-        if ref is None:
-            return None
-        averaged: params.Parameters = self._engine.fetch([ref])[0]
-        return averaged
+        return self.merged.fetch_averaged(self._engine)
 
     def rescued(self) -> tuple[params.Parameters | None, params.Parameters | None]:
         """Return what is left after an error: the newest parameters, and their average.
 
         They are ``None`` if they are not available soon.
         """
-        averaged = self._peek(self.merge_state.averaged)
+        averaged = self._peek(self.merged.averaged)
         for submitted in reversed(self._complete):
-            parameters = self._peek(submitted.parameters)
+            parameters = self._peek(submitted.merged.parameters)
             if parameters is not None:
                 return parameters, averaged
         return None, averaged
 
-    def _peek(self, ref: Ref | None) -> params.Parameters | None:
-        if ref is None:
+    def _peek(self, parts: Parts | None) -> params.Parameters | None:
+        if parts is None:
             return None
         # The error that ended the fit is the one to raise.
         with contextlib.suppress(OSError, EngineClosedError):
-            parameters: params.Parameters | None = self._engine.peek(ref, MERGE_SECONDS)
-            return parameters
+            values = [self._engine.peek(part, MERGE_SECONDS) for part in parts]
+            return None if None in values else joined(values)
         return None
 
     def _may_submit(self) -> bool:
         """Return whether to submit another round before the next one is collected."""
         if not self._pending:
             return True
-        last = self._pending[-1].round.number
+        last = self._pending[-1].workers.round.number
         if self._schedule is not None and self._schedule.waits:
             return False
         if not self._engine.traits.asynchronous:
             return False
-        if not self._merger.by_rounds and self._fit.callbacks.needs_state(last):
+        if not self._merging.by_rounds and self._fit.callbacks.needs_state(last):
             return False
-        return len(self._pending) <= self._merger.rounds_ahead
+        return len(self._pending) <= self._merging.rounds_ahead
 
     def _submit(self, round_: Round) -> None:
         workers = RoundWorkers(
@@ -310,23 +299,22 @@ class RoundLoop(FitRun):
             data=self._data,
             job=self._job,
             round=round_,
+            chunks=self._chunks,
             is_total=self._fit.options.order == "total",
             check_outputs=not (self._pending or self._complete),
             traced=frozenset(self._fit.callbacks.traced(round_.number)),
         )
-        submitted = self._merger.submit(workers)
+        submitted = self._merging.submit(workers)
         if not submitted.unmerged:
             self._evaluate(submitted)
         self._pending.append(submitted)
 
     def _evaluate(self, submitted: SubmittedRound) -> None:
         """Submit the evaluation of a round's parameters, whose merges have been submitted."""
-        states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
-        self._engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
-        evaluated = {
-            VALIDATION_PREFIX: submitted.parameters,
-            AVERAGED_PREFIX: submitted.merge_state.averaged,
-        }
+        merged = submitted.merged
+        states = whole_values(submitted.states)
+        self._engine.keep([*merged.refs(), *states, *self._merging.bases.values()])
+        evaluated = {VALIDATION_PREFIX: merged.parameters, AVERAGED_PREFIX: merged.averaged}
         for prefix, parameters in evaluated.items():
             submitted.measured[prefix] = []
             if self._validation is not None and parameters is not None:
@@ -334,16 +322,16 @@ class RoundLoop(FitRun):
 
     def _cancel_submitted(self) -> None:
         """Cancel the submitted rounds, unless their changes have been merged."""
-        while self._pending and not (self._merger.by_rounds or self._fit.stopping.urgent):
+        while self._pending and not (self._merging.by_rounds or self._fit.stopping.urgent):
             self._collect()
-        self._session.keep(self._states, self.merge_state)
+        self._session.keep(self._states, self.merged.without_parameters)
         self._pending.clear()
 
     def _collect(self) -> None:
         """Wait for the next round and record it, unless the fit must stop at once."""
         submitted = self._pending[0]
-        self._fit.callbacks.round_start(submitted.round.number)
-        while not self._merger.wait(submitted, TICK, self._evaluate):
+        self._fit.callbacks.round_start(submitted.workers.round.number)
+        while not self._merging.wait(submitted, TICK, self._evaluate):
             if self._fit.stopping.urgent:
                 return
         measured = submitted.fetch(self._engine)
@@ -351,8 +339,8 @@ class RoundLoop(FitRun):
         is_first = not self._complete
         self._complete.append(submitted)
         self._states = submitted.states
-        self.merge_state = submitted.merge_state
-        self._fit.reached = submitted.round.resume_point
+        self.merged = submitted.merged
+        self._fit.reached = submitted.workers.round.resume_point
         self._pass_on_traces(submitted, measured["workers"])
         self._note_problems(measured)
         record = self._record(submitted, measured)
@@ -384,7 +372,7 @@ class RoundLoop(FitRun):
         workers = chain.from_iterable(submitted.tasks)
         for worker, part in zip(workers, of_workers, strict=True):
             if part.trace is not None:
-                self._fit.callbacks.trace(submitted.round.number, worker, part.trace)
+                self._fit.callbacks.trace(submitted.workers.round.number, worker, part.trace)
 
     def _record(self, submitted: SubmittedRound, measured: Mapping[str, list[Measured]]) -> Record:
         now = self._fit.stopping.clock()
@@ -396,7 +384,7 @@ class RoundLoop(FitRun):
             self._session.model.built,
             fit_started=self._began,
             seconds=seconds,
-            merge=self._merger.name,
+            merge=self._merging.name,
             skipped=[*self._skipped],
         )
 

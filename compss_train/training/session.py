@@ -3,17 +3,19 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
 from typing import Any
 
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources, engine_class
-from compss_train.engines.packing import singles
+from compss_train.engines.mapping import ItemRef, fetch_items, whole_values
 from compss_train.exceptions import EngineClosedError
+from compss_train.model.parameters import Parameters
+from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.build_arguments import check_picklable
+from compss_train.training.merged import Merged
 from compss_train.training.running_fit import Fit
 from compss_train.training.stopping import SIGTERM
 from compss_train.training.trained_model import TrainedModel
@@ -22,10 +24,8 @@ from compss_train.training.training_state import (
     MergeState,
     States,
     TrainingState,
-    fetch_states,
-    state_refs,
 )
-from compss_train.worker.state import GroupState, WorkerState
+from compss_train.worker.state import WorkerState
 from compss_train.worker.work import Job
 
 FLOPS_OF_WEIGHT = 6
@@ -45,8 +45,8 @@ holds.
 class Session:
     """The engine of a trainer's workers, and what they keep from fit to fit.
 
-    ``DistributedTrainer`` documents the arguments. Each group of workers trains in one task, one
-    worker after another. Its states are one value: what the group's last task returned.
+    ``DistributedTrainer`` documents the arguments. Each worker has a state: what its last task
+    returned, which the next one continues.
     """
 
     def __init__(
@@ -78,11 +78,9 @@ class Session:
         self.worker_timeout = worker_timeout
         if worker_timeout is not None:
             self.worker_timeout = check_seconds("worker_timeout", worker_timeout)
-        self.groups: list[range] = []
-        """The groups of workers."""
-        self.states: list[GroupState | Ref] = []
-        """The states of each group, after the tasks that were submitted."""
-        self.merge_state = NOTHING_KEPT
+        self.states: list[WorkerState | Ref] = []
+        """The state of each worker, after the tasks that were submitted."""
+        self.kept: MergeState | Merged = NOTHING_KEPT
         """What merges keep besides the parameters."""
 
     def _default_workers(self, threads: int) -> int:
@@ -124,7 +122,7 @@ class Session:
 
     @property
     def resources(self) -> Resources:
-        """What the task of a group needs."""
+        """What a task that trains needs."""
         num_gpu = self.model.built.num_gpu
         if not num_gpu:
             return Resources(cpus=self.threads)
@@ -193,39 +191,65 @@ class Session:
             check_picklable(dataset=job.reader)  # names the attribute
             raise
 
-    def regroup(self, groups: Sequence[range]) -> None:
-        """Make the states of each group one value; waits for states in other groups."""
-        if list(groups) != self.groups:
-            states = fetch_states(self.engine, self.states)
-            self.groups = [*groups]
-            self.states = [tuple(states[worker] for worker in group) for group in groups]
+    @property
+    def states_apart(self) -> bool:
+        """Whether the states of workers that share a task are values of their own: then a state
+        moves only with its worker, but each costs as an object.
+        """
+        least = self.engine.traits.object_bytes
+        return not least or self.model.built.state_bytes >= least
 
-    def keep(self, states: States, merge_state: MergeState[Any]) -> None:
-        """Keep these states of the groups, and of their merges, for the next fit."""
+    def merged(self, parameters: Parameters, cut: Cut) -> Merged:
+        """Publish the parameters in parts, with what merges keep cut alike."""
+        kept = self.kept
+        if isinstance(kept, Merged) and kept.cut.parts == cut.parts:
+            return kept.with_parameters(self.engine, parameters)
+        if isinstance(kept, Merged):
+            kept = kept.fetch_kept(self.engine)
+        return Merged.published(self.engine, cut, parameters, kept)
+
+    def keep(self, states: States, kept: MergeState | Merged) -> None:
+        """Keep these states of the workers, and of their merges, for the next fit."""
         self.states = [*states]
-        self.merge_state = merge_state
+        self.kept = kept
 
     def state(self) -> TrainingState:
         """Return what workers and merges keep; waits for the tasks that compute it."""
-        if self._engine is None:  # these are values, as nothing was trained
-            of_groups = (states for states in self.states if not isinstance(states, Ref))
-            return TrainingState(tuple(chain.from_iterable(of_groups)), self.merge_state)
-        workers = tuple(fetch_states(self.engine, self.states))
-        return TrainingState(workers, self.merge_state.fetched(self.engine))
+        return self.fetched(self.states, self.kept)
+
+    def separate_states(self) -> list[WorkerState | Ref]:
+        """Return the states of the workers, each a value of its own."""
+        shared = [state for state in self.states if isinstance(state, ItemRef)]
+        fetched = dict(zip(map(id, shared), fetch_items(self.engine, shared), strict=True))
+        return [fetched.get(id(state), state) for state in self.states]
+
+    def fetched(self, states: States, kept: MergeState | Merged) -> TrainingState:
+        """Return the states of workers and of merges, waiting for the tasks that compute them."""
+        # Before an engine has started, they are values.
+        workers: Sequence[Any] = states
+        if self._engine is not None:
+            workers = fetch_items(self._engine, states)
+        if isinstance(kept, Merged):
+            kept = kept.fetch_kept(self.engine)
+        return TrainingState(tuple(workers), kept)
 
     def set_state(self, state: TrainingState) -> None:
         """Continue from this state, in the same engine; workers without one in it start fresh."""
         if self._engine is not None:
             with suppress(EngineClosedError):
-                self._engine.free([*state_refs(self.states), *self.merge_state.refs()])
-        self.groups = singles(range(self.num_workers))
+                self._engine.free(self._held)
         fresh = [
             WorkerState(None, worker_seed(self.model.seed, worker))
             for worker in range(len(state.workers), self.num_workers)
         ]
-        workers = [*state.workers[: self.num_workers], *fresh]
-        self.states = [(worker_state,) for worker_state in workers]
-        self.merge_state = state.merge
+        self.states = [*state.workers[: self.num_workers], *fresh]
+        self.kept = state.merge
+
+    @property
+    def _held(self) -> list[Ref]:
+        """The values that the engine holds for this session."""
+        merged = [*self.kept.refs()] if isinstance(self.kept, Merged) else []
+        return [*whole_values(self.states), *merged]
 
     def trained_samples(self) -> int | None:
         """Return how many samples workers have reported, if the engine has started and knows."""
@@ -233,7 +257,7 @@ class Session:
 
     def end(self, *, kill: bool) -> None:
         """Drop what the engine holds, and end the engine unless the caller made it."""
-        if state_refs(self.states) or [*self.merge_state.refs()]:
+        if self._held:
             self.set_state(TrainingState())
         if self._engine is not self._callers_engine and self._engine is not None:
             self._engine.shutdown(kill=kill)

@@ -36,12 +36,12 @@ class Pieces:
     """Numbers of the samples within the chunk, piece by piece, ascending in each."""
     bounds: NDArray[Any]
     """The start of each piece in ``rows``, then the end of the last one."""
-    groups: list[int]
+    chunks: list[int]
     """The group of workers that needs each piece, in ascending order."""
 
 
 @dataclass(frozen=True, eq=False)
-class GroupSamples:
+class ChunkSamples:
     """The samples of a group of workers in a round."""
 
     values: list[Ref]
@@ -56,7 +56,7 @@ class GroupSamples:
 
 def cut_blocks(
     data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]
-) -> list[GroupSamples]:
+) -> list[ChunkSamples]:
     """Submit tasks that cut blocks into pieces; return the pieces of each group.
 
     ``shares`` are the assignments of the workers of each group. Nothing is cut, and nothing
@@ -77,11 +77,11 @@ def cut_blocks(
     for chunk, pieces in zip(chunks, pieces_of_chunks, strict=True):
         piece_refs = _split(data, chunk, pieces)
         piece_sizes = np.diff(pieces.bounds).tolist()
-        for group, ref, size in zip(pieces.groups, piece_refs, piece_sizes, strict=True):
+        for group, ref, size in zip(pieces.chunks, piece_refs, piece_sizes, strict=True):
             refs[group].append(ref)
             sizes[group].append(size)
     return [
-        GroupSamples(
+        ChunkSamples(
             refs[group],
             _renumbered(share, numbers_of_groups[group]),
             starts=tuple(accumulate(sizes[group][:-1], initial=0)) if sizes[group] else (),
@@ -99,10 +99,10 @@ def _chunks(data: PublishedData, most: int) -> list[range]:
 
 
 def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
-    if not pieces.groups:
+    if not pieces.chunks:
         return []
     first = data.starts[chunk.start]
-    number = len(pieces.groups)
+    number = len(pieces.chunks)
     starts = [data.starts[block] - first for block in chunk]
     refs = data.engine.submit(
         split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number

@@ -4,6 +4,7 @@ They know neither engines nor the trainer. Processes that start ahead of time im
 and with it all tasks.
 """
 
-from compss_train.worker import inference, merge, train
+from compss_train.worker import inference, train
+from compss_train.worker.merging import merge
 
 __all__ = ["inference", "merge", "train"]

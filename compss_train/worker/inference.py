@@ -14,6 +14,7 @@ from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
+from compss_train.model.parts import Part, joined
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, cut_batches
@@ -24,13 +25,17 @@ from compss_train.worker.work import Job, Work
 
 @retry_without_gpu_rows
 def evaluate(
-    job: Job, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
+    job: Job,
+    parts: Sequence[Parameters | Part],
+    values: Sequence[Any],
+    works: Sequence[Work],
 ) -> list[Measured]:
     """Return the measurements on the blocks or files of each ``Work``, in evaluation mode.
 
-    ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task
-    evaluates.
+    ``parts`` are those of the parameters, ``values`` the blocks of all works. Measurements have the
+    same bits whatever else the task evaluates.
     """
+    parameters = joined(parts)
     try:
         return [_evaluate(job, parameters, values, work) for work in works]
     except Exception as error:

@@ -12,6 +12,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import JoinedOptimizer, make_optimizer
+from compss_train.model.parts import Moments
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
@@ -52,7 +53,7 @@ class Learner:
         state: WorkerState,
         work: Work,
         *,
-        moments: params.Parameters | None = None,
+        moments: Moments | None = None,
         averaged: params.Parameters | None = None,
     ) -> None:
         self._job = job
@@ -75,7 +76,7 @@ class Learner:
         reset = job.optimizer_state == "reset"
         optimizer = self._new_optimizer(None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
-            load_moments(optimizer, moments)
+            load_moments(optimizer, net, moments)
         self._average = None
         if job.averaging is not None:
             self._average = StepAverage(net, job.averaging, averaged)
@@ -263,12 +264,9 @@ class Learner:
             )
         return trained
 
-    def averaged(self) -> params.Parameters:
-        """Return the average that ``Merge(averaging_unit="steps")`` keeps, or nothing.
-
-        It has names of its own.
-        """
-        return {} if self._average is None else self._average.arrays()
+    def averaged(self) -> params.Parameters | None:
+        """Return the average that ``Merge(averaging_unit="steps")`` keeps, if any."""
+        return None if self._average is None else self._average.arrays()
 
     def pending(self) -> dict[str, Any] | None:
         """Return the gradients that wait for a step, for ``set_pending``, or ``None``."""

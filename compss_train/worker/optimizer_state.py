@@ -1,9 +1,4 @@
-"""The states of optimizers: their tensors by name for merges, copies, and their size.
-
-``optimizer_state="average"`` merges optimizer states as named arrays. Momentum buffers, Adam's
-moments and the numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of the
-parameter and torch's name of the value.
-"""
+"""The states of optimizers: their tensors by name for merges, copies, and their size."""
 
 import copy
 from collections.abc import Callable
@@ -17,33 +12,39 @@ from torch import nn
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import CPU, is_gpu, to_device, to_host
 from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
-from compss_train.model.parameters import Parameters, to_arrays
-from compss_train.worker.step_average import AVERAGE_PREFIX
+from compss_train.model.parameters import to_arrays
+from compss_train.model.parts import Moments
 
-_PREFIX = "optimizer state/"
 _NUMBERS = (bool, int, float, str)
 
 
-def moments_of(optimizer: torch.optim.Optimizer) -> Parameters:
-    """Return the tensors of the optimizer's state by name."""
-    states = optimizer.state_dict()["state"]
+def moments_of(optimizer: torch.optim.Optimizer, net: nn.Module) -> Moments:
+    """Return the tensors of the optimizer's state by the names of parameters and of torch."""
+    names = optimized_names(optimizer, net)
     tensors = {
-        f"{_PREFIX}{number}.{name}": value
-        for number, state in states.items()
-        for name, value in state.items()
+        (names[number], key): value
+        for number, state in optimizer.state_dict()["state"].items()
+        for key, value in state.items()
         if value is not None
     }
     return to_arrays(tensors)
 
 
-def load_moments(optimizer: torch.optim.Optimizer, moments: Parameters) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, net: nn.Module, moments: Moments) -> None:
     """Set the state of a new optimizer to copies of the arrays."""
+    numbers = {name: number for number, name in enumerate(optimized_names(optimizer, net))}
     states: dict[int, dict[str, torch.Tensor]] = {}
-    for name, array in moments.items():
-        number, _, key = name.removeprefix(_PREFIX).partition(".")
-        states.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
+    for (name, key), array in moments.items():
+        states.setdefault(numbers[name], {})[key] = torch.from_numpy(np.array(array))
     groups = optimizer.state_dict()["param_groups"]
     load_optimizer(optimizer, {"state": states, "param_groups": groups})
+
+
+def optimized_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
+    """Return the names of the optimizer's parameters, by their numbers in its state_dict."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [names.get(id(parameter), str(number)) for number, parameter in enumerate(ordered)]
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -78,24 +79,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict({**state, "state": states})  # torch copies the groups
     for (_, parameter), product in zip(with_product, products, strict=True):
         optimizer.state[parameter]["mu_product"] = product
-
-
-def split_contribution(arrays: Parameters) -> tuple[Parameters, Parameters, Parameters]:
-    """Return the parameters, moments and averages by steps among what workers contribute.
-
-    Moments keep the names of ``moments_of``.
-    """
-    parameters: Parameters = {}
-    moments: Parameters = {}
-    averages: Parameters = {}
-    for name, array in arrays.items():
-        if name.startswith(_PREFIX):
-            moments[name] = array
-        elif name.startswith(AVERAGE_PREFIX):
-            averages[name.removeprefix(AVERAGE_PREFIX)] = array
-        else:
-            parameters[name] = array
-    return parameters, moments, averages
 
 
 def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:

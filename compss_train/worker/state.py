@@ -8,7 +8,7 @@ in a plain loop; a new worker starts with the buffers of the network given to ``
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -51,10 +51,6 @@ class WorkerState(PickledByFields):
             {**group, **changed} for group, changed in zip(saved, options_by_group, strict=False)
         ]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
-
-
-GroupState: TypeAlias = tuple[WorkerState, ...]
-"""The states of the workers of a group."""
 
 
 @dataclass

@@ -8,9 +8,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from compss_train.model.devices import copy_into
 from compss_train.model.parameters import Parameters, to_arrays
 
-AVERAGE_PREFIX = "average/"
-"""What the names of averaged parameters begin with among the arrays that a worker returns."""
-
 
 class StepAverage:
     """The average of a network's parameters after each step, as ``torch.optim.swa_utils`` has it.
@@ -44,8 +41,7 @@ class StepAverage:
             self._update(self._average, parameters, 1)
 
     def arrays(self) -> Parameters:
-        """Return the average by prefixed names, or nothing before the first step."""
+        """Return the average by name, or nothing before the first step."""
         if self._average is None:
             return {}
-        names = [AVERAGE_PREFIX + name for name in self._parameters]
-        return to_arrays(dict(zip(names, self._average, strict=True)))
+        return to_arrays(dict(zip(self._parameters, self._average, strict=True)))

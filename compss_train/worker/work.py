@@ -85,8 +85,6 @@ class Work(PickledByFields):
     """The worker's passes over blocks, or what it puts into a buffer for its ``draws``."""
     round: int = 0
     worker: int = 0
-    index_in_group: int = 0
-    """The worker's index within its group, whose states are one value."""
     device: str = "cpu"
     blocks: tuple[int, ...] = ()
     """The numbers of the blocks among the task's values; empty if these are pieces of blocks.

@@ -32,13 +32,13 @@ def fitted(run, tmp_path, *options):
     return json.loads(result.read_text()), done
 
 
-def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
+def test_a_fit_has_a_training_task_per_chunk_and_epoch(run, tmp_path):
     result, done = fitted(
         run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096"
     )
-    # Workers that take less time than a task costs are two groups on two units, whose results one
-    # task averages; it passes on their metrics.
-    assert tasks(done) == {"train_group": 2 * 2, "merge_results": 2, "evaluate": 2}
+    # Workers that take less time than a task costs are two chunks on two units, whose results one
+    # task averages.
+    assert tasks(done) == {"map_chunk": 2 * 2, "merge_part": 2, "evaluate": 2}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
     assert result["bytes"] < large[0] < result["bytes"] + 2000
@@ -56,7 +56,7 @@ def test_each_kind_of_task_has_its_name(run, tmp_path):
     )
     _, done = fitted(run, tmp_path, *options)
     assert tasks(done) == {
-        "train_worker": 6,
+        "map_chunk": 6,
         "commute": 6,
         "split_rows": 8,
         "copy_value": 1,
@@ -166,7 +166,7 @@ def test_more_units_than_cores_run_as_many_tasks(run, tmp_path):
     assert "WorkerLostError: COMPSs lost a task: its worker process died" in done.output
 
 
-# All of tests/trainer/test_trainer.py and of tests/training/merging pass, too, in many minutes.
+# All of tests/trainer/test_trainer.py and of tests/training/schedules pass, too, in many minutes.
 SUITES = {
     "engines/test_conformance.py": (),
     "engines/test_neighbours.py": (
@@ -184,9 +184,9 @@ SUITES = {
     ),
 }
 MERGES = {
-    "training/merging/test_all_kinds.py": ("test_one_merge_at_the_end_is_the_mean_by_samples",),
+    "training/schedules/test_all_kinds.py": ("test_one_merge_at_the_end_is_the_mean_by_samples",),
     "training/test_resuming.py": ("test_on_every_engine",),
-    "training/merging/test_server.py": ("test_one_worker_is_the_plain_loop",),
+    "training/schedules/test_server.py": ("test_one_worker_is_the_plain_loop",),
 }
 DATA = {
     "trainer/test_dataset_fits.py": (

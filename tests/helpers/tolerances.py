@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train.model.weighted_mean import PartialSum, mean
+from compss_train.worker.merging.trained import Trained
+from compss_train.worker.merging.weighted_mean import mean
 
 WIDTHS = 6 + 16 + 3
 """Products that one output of the networks of ``models`` sums, over all layers."""
@@ -98,14 +99,19 @@ def weighted(versions, counts):
     """Return the versions as those of workers 0, 1, ..., with their numbers of samples."""
     pairs = zip(versions, counts, strict=True)
     return [
-        PartialSum.of_worker(version, count, worker)
+        Trained(worker=worker, weight=count, parameters=version)
         for worker, (version, count) in enumerate(pairs)
     ]
 
 
 def average(versions, counts, base=None):
     """Return the mean of the versions, as a merge makes it."""
-    return dict(mean(weighted(versions, counts), base or {}))
+    return merged(weighted(versions, counts), base)
+
+
+def merged(items, base=None):
+    """Return the mean of the parameters of some items."""
+    return dict(mean(items, {"parameters": base or {}})["parameters"])
 
 
 def chance_of(counts):

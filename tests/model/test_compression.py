@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compss_train.model.compression import compress, compress_arrays
-from compss_train.model.weighted_mean import mean, partial_sum
-from tests.helpers.tolerances import weighted
+from compss_train.worker.merging.weighted_mean import partial_sum
+from tests.helpers.tolerances import merged, weighted
 
 DTYPES = ["bf16", "int8"]
 LARGEST = {np.float16: 6e4, np.float32: 1e38, np.float64: 1e38}
@@ -96,9 +96,9 @@ def test_means_of_positive_values_as_bf16_are_not_negative(kind, base, workers):
     ]
     numbers = [count for _, count in workers]
     items = weighted(versions, numbers)
-    for merged in (mean(items, start), mean([partial_sum(items)], start)):
-        assert (merged["v"] >= 0).all()
-        assert merged["v"].dtype == kind
+    for mean in (merged(items, start), merged([partial_sum(items)], start)):
+        assert (mean["v"] >= 0).all()
+        assert mean["v"].dtype == kind
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -38,7 +38,7 @@ from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Workers
 from compss_train.parameter_server import connect, serve
 from compss_train.training.stopping import Stopping
-from compss_train.training.training_state import NOTHING_KEPT
+from compss_train.training.training_state import TrainingState
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import Fuzzer, FuzzingClient
@@ -268,10 +268,9 @@ def fit_of_nobody(engine, server, folder):
     session = SimpleNamespace(
         engine=engine,
         num_workers=2,
-        regroup=lambda groups: None,
         model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
-        states=[(), ()],
-        merge_state=NOTHING_KEPT,
+        separate_states=lambda: [(), ()],
+        state=TrainingState,
         device=lambda worker: "cpu",
         resources=Resources(),
     )

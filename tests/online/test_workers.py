@@ -17,7 +17,7 @@ from compss_train.net import messages
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
 from compss_train.online.worker_messages import Done, Reported, SavePart, WorkerReport, pack
 from compss_train.online.workers import RunningSave, Workers
-from compss_train.training.training_state import NOTHING_KEPT
+from compss_train.training.training_state import TrainingState
 from compss_train.worker.state import WorkerState
 
 
@@ -41,10 +41,9 @@ def workers_of(submitted, folder):
     """Return two workers on an engine that runs nothing."""
     session = SimpleNamespace(
         engine=engine_of(submitted),
-        regroup=lambda groups: None,
         model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
-        states=[(), ()],
-        merge_state=NOTHING_KEPT,
+        separate_states=lambda: [(), ()],
+        state=TrainingState,
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
     )

@@ -68,8 +68,8 @@ def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
         "Memory on the node was 0.98 GB used / 1.00 GB limit Object store memory usage: [- "
         "objects spillable: 0"
     )
-    error = submitter.lost_error("task 'train_group'", OutOfMemoryError(text))
-    assert str(error).startswith("task 'train_group' was ended by Ray's memory monitor")
+    error = submitter.lost_error("task 'map_chunk'", OutOfMemoryError(text))
+    assert str(error).startswith("task 'map_chunk' was ended by Ray's memory monitor")
     assert "0.98 GB used / 1.00 GB limit. Use smaller blocks" in str(error)
 
 

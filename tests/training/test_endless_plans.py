@@ -105,7 +105,7 @@ def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     engine = CopyingEngine()
     ours = trained(engine, *blocked(x, y, 7), workers, **merging)
     assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
-    rounds = engine.submitted.count("merge_results")
+    rounds = engine.submitted.count("merge_part")
     if (
         merging.get("merge") == Merge(every=0) and workers < 5
     ):  # who each need more than half of the samples in 3 epochs

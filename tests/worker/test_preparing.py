@@ -10,9 +10,9 @@ import torch
 from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge
 from compss_train.data.order import transform_seed
 from compss_train.engines import SerialEngine
+from compss_train.engines.mapping import map_chunk
 from compss_train.model.devices import random_state
 from compss_train.worker.inference import evaluate
-from compss_train.worker.train import train_group
 from tests.helpers.file_fits import SIZES, write_files
 from tests.helpers.models import (
     ADAM,
@@ -86,7 +86,7 @@ OUTER = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
 class Slots(SerialEngine):
-    """The serial engine, which lets workers train in groups as if it had several slots."""
+    """The serial engine, which lets workers share tasks as if it had several slots."""
 
     def __init__(self, number):
         super().__init__()
@@ -122,7 +122,7 @@ def comparable(trainer):
     ],
     ids=["plain", "pieces", "outer", "buffer"],
 )
-def test_any_groups_give_the_same_bits(options):
+def test_any_chunks_give_the_same_bits(options):
     x, y = classification(samples=130)
     alone = trainer_of(Slots(0), WORKERS)  # an engine that does not know its slots
     expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
@@ -130,7 +130,7 @@ def test_any_groups_give_the_same_bits(options):
         grouped = trainer_of(engine, WORKERS)
         assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=4, **options), expected)
         assert comparable(grouped) == comparable(alone)
-        tasks = sum(function is train_group for function, _ in engine.submitted)
+        tasks = sum(function is map_chunk for function, _ in engine.submitted)
         assert tasks < WORKERS * len(grouped.history)
 
 
@@ -169,7 +169,7 @@ def in_tasks_of_their_own(trainer, folder, x, y):
         in_tasks_of_their_own,
     ],
 )
-def test_states_and_votes_are_the_same_in_groups(tmp_path, train):
+def test_states_and_votes_are_the_same_in_chunks(tmp_path, train):
     x, y = classification(samples=65)
     alone, grouped = (train(trainer_of(Slots(slots), WORKERS), tmp_path, x, y) for slots in (0, 1))
     assert_same_bits(alone, grouped)

@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
-from compss_train.data.block_passes import BlockPass
+from compss_train.data.partitioning import BlockPass
+from compss_train.engines.mapping import map_chunk
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.optimizers import net_optimizer
+from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.model.weighted_mean import PartialSum, partial_sum
+from compss_train.worker.merging.rules import Gathering, Mean
+from compss_train.worker.merging.weighted_mean import partial_sum
 from compss_train.worker.state import WorkerState
-from compss_train.worker.train import train_group, train_worker
+from compss_train.worker.train import training
 from compss_train.worker.work import Work
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, classification, state_arrays
 from tests.worker.assignments import job_of
@@ -33,20 +36,25 @@ def spec_of(loss=nn.functional.cross_entropy):
     return TrainingSpec(net=net, optimizer=net_optimizer(ADAM, net), loss=loss)
 
 
-def works(*workers):
-    """Return the work of these workers of a group, each on one of the blocks 0 to 3."""
-    blocks = tuple(range(WORKERS))
-    return [
-        Work((BlockPass(each, 0, 15),), worker=each, index_in_group=each, blocks=blocks)
-        for each in workers
-    ]
+def work_of(worker):
+    """Return the work of a worker, on the block of its number."""
+    return Work((BlockPass(worker, 0, 15),), worker=worker, blocks=tuple(range(WORKERS)))
+
+
+def mapped(spec, *workers):
+    """Return what a task that trains these workers returns: items, measurements, states."""
+    return map_chunk(*arguments(spec, *workers))
 
 
 def arguments(spec, *workers):
-    states = tuple(WorkerState(None, 10 + worker) for worker in range(WORKERS))
+    states = [WorkerState(None, 10 + worker) for worker in workers]
     blocks = [*np.split(X, WORKERS), *np.split(Y, WORKERS)]
+    parameters = state_arrays(spec.net)
+    gathering = Gathering(Mean(), Cut.of(parameters, 1, inside=True))
+    places = [(number, None) for number in range(len(workers))]
+    works = [work_of(worker) for worker in workers]
     job = job_of(4, spec=spec, row_seed=3, seed=3)
-    return job, state_arrays(spec.net), states, blocks, works(*workers)
+    return training, gathering, 1, True, works, places, states, blocks, job, [parameters]
 
 
 def encoded(states):
@@ -62,58 +70,46 @@ def of_random(state):
     return [state] if isinstance(state, int) else [state.cpu, state.numpy, state.python]
 
 
-def test_a_group_is_the_sum_of_its_workers_whatever_else_the_task_trains():
+def test_a_task_returns_the_sum_of_its_workers_whatever_else_it_trains():
     spec = spec_of()
-    total, after = train_group(*arguments(spec, 0, 1, 2, 3))
-    alone = [train_worker(*arguments(spec, worker)) for worker in range(WORKERS)]
-    expected = partial_sum(
-        [PartialSum.of_worker(one, 15, n) for n, (one, _, _) in enumerate(alone)]
-    )
-    assert_same_bits(total.values, expected.values)
-    assert total.count == 60
-    assert [part.loss for part in total.measured] == [own.loss for _, _, (own,) in alone]
-    assert encoded(after) == encoded(states[worker] for worker, (_, states, _) in enumerate(alone))
+    [total], measured, *after = mapped(spec, 0, 1, 2, 3)
+    alone = [mapped(spec, worker) for worker in range(WORKERS)]
+    expected = partial_sum([trained for [trained], _, _ in alone])
+    assert_same_bits(total.fields["parameters"].values, expected.fields["parameters"].values)
+    assert total.total == 60
+    assert [part.loss for part in measured] == [part.loss for _, [part], _ in alone]
+    assert encoded(after) == encoded(state for _, _, state in alone)
 
 
 def test_a_task_that_runs_again_gives_the_same_bits_and_changes_no_argument():
     given = arguments(spec_of(), 1, 2)
-    before = copy.deepcopy(given[1:])
-    first, again = (train_group(*given, None, None, True) for _ in range(2))
-    assert_same_bits(first[0].values, again[0].values)
-    assert encoded(first[1]) == encoded(again[1])
-    assert [part.planned_samples for part in first[2]] == [15, 15]
-    assert_same_bits(before[0], given[1])
-    assert encoded(before[1]) == encoded(given[2])
-    assert all(np.array_equal(old, new) for old, new in zip(before[2], given[3], strict=True))
-
-
-def test_a_worker_that_has_nothing_to_do_keeps_its_state():
-    given = arguments(spec_of(), 1, 3)
-    _, after = train_group(*given)
-    assert after[0] is given[2][0]
-    assert after[2] is given[2][2]
+    before = copy.deepcopy(given[4:])
+    first, again = (map_chunk(*given) for _ in range(2))
+    for old, new in zip(first[0], again[0], strict=True):
+        assert_same_bits(old.fields["parameters"].values, new.fields["parameters"].values)
+    assert encoded(first[2:]) == encoded(again[2:])
+    assert [part.planned_samples for part in first[1]] == [15, 15]
+    *_, states, blocks, _, [parameters] = given
+    *_, states_before, blocks_before, _, [parameters_before] = before
+    assert_same_bits(parameters_before, parameters)
+    assert encoded(states_before) == encoded(states)
+    assert all(np.array_equal(old, new) for old, new in zip(blocks_before, blocks, strict=True))
 
 
 def failing(output, target):
     raise RuntimeError("no loss today")
 
 
-@pytest.mark.parametrize("task", [train_group, train_worker])
 @pytest.mark.parametrize("loss", [nn.functional.cross_entropy, failing])
-def test_the_random_numbers_of_the_caller_stay(task, loss):
+def test_the_random_numbers_of_the_caller_stay(loss):
     given = arguments(spec_of(loss), 2)
     with random_state(4, "cpu"):
         before = RandomState.capture("cpu")
         with (
             pytest.raises(RuntimeError, match="no loss today") if loss is failing else nullcontext()
         ):
-            task(*given)
+            map_chunk(*given)
         assert RandomState.capture("cpu").is_same(before)
         drawn = torch.rand(1).item(), np.random.random(), random.random()
     with random_state(4, "cpu"):
         assert drawn == (torch.rand(1).item(), np.random.random(), random.random())
-
-
-def test_only_one_worker_can_be_trained_apart():
-    with pytest.raises(ValueError, match="too many values"):
-        train_worker(*arguments(spec_of(), 0, 1))

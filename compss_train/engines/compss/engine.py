@@ -74,7 +74,11 @@ class CompssEngine(Engine):
     name: ClassVar[str] = "compss"
     # Waiting holds the global interpreter lock: PyCOMPSs's binding does not release it.
     traits: ClassVar[Traits] = Traits(
-        interruptible=False, pays_by_value=True, binds_gpus=True, task_seconds=0.02
+        interruptible=False,
+        pays_by_value=True,
+        binds_gpus=True,
+        task_seconds=0.02,
+        object_bytes=2**21,
     )
     _owner: ClassVar[threading.Thread | None] = None
     """The thread that the runtime serves."""
@@ -153,6 +157,7 @@ class CompssEngine(Engine):
         returns: int,
         resources: Resources,
         priority: bool,
+        place: int | None,
     ) -> Sequence[Ref]:
         """Submit a task of PyCOMPSs; raise ``ValueError`` if it is larger than every node."""
         check_size(resources, self._nodes)

@@ -43,7 +43,9 @@ class RayEngine(GraphEngine):
     """
 
     name: ClassVar[str] = "ray"
-    traits: ClassVar[Traits] = Traits(shared_memory=True, binds_gpus=True, task_seconds=0.004)
+    traits: ClassVar[Traits] = Traits(
+        shared_memory=True, binds_gpus=True, task_seconds=0.004, object_bytes=2**18
+    )
     _engines: ClassVar[int] = 0
     """The number of engines that use the cluster."""
     _leave: ClassVar[Callable[[], None] | None] = None
@@ -102,6 +104,11 @@ class RayEngine(GraphEngine):
     def slots(self, resources: Resources) -> int:
         """Return how many such tasks fit on the nodes that are there now."""
         return sum(node.cpus // resources.cpus for node in self._scheduler.nodes.values())
+
+    @property
+    def merging_places(self) -> int:
+        """The number of nodes that run tasks."""
+        return max(1, sum(node.cpus > 0 for node in self._scheduler.nodes.values()))
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together; wait for room."""

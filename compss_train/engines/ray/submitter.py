@@ -299,7 +299,8 @@ class Submitter(GraphThread):
         sent = call, resources.cpus, watched, len(task.outputs), *[each.ref for each in inputs]
         options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
         if task.priority and not resources.gpus:
-            run = self.agents[self._node_near(inputs)].run
+            node = self._node_near(inputs) if task.place is None else self._node_at(task.place)
+            run = self.agents[node].run
         else:
             run = self._run_task
             options |= {
@@ -330,6 +331,11 @@ class Submitter(GraphThread):
         status.future().add_done_callback(
             lambda done: self.post(self._finish, task, results, lineage, done)
         )
+
+    def _node_at(self, place: int) -> str:
+        """Return the node of a place: all nodes in turn, in the order of their ids."""
+        nodes = sorted(name for name, node in self.nodes.items() if node.cpus)
+        return nodes[place % len(nodes)] if nodes else self.here
 
     def _node_near(self, inputs: Sequence[RayValue]) -> str:
         """Return the node that has most of these values, by default the coordinator's."""

@@ -23,9 +23,9 @@ from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import configuration, task_body
 from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, project_xml, write
 from compss_train.engines.compss.task_body import bound_resources, run_task
+from compss_train.engines.mapping import map_chunk
 from compss_train.engines.nodes import Node, physical_cores
 from compss_train.model.program_settings import ProgramSettings
-from compss_train.worker.train import train_group
 from tests.engines import tasks
 
 HOME = Path(os.environ.get("COMPSS_HOME", configuration.DEFAULT_HOME))
@@ -221,7 +221,7 @@ def test_tasks_are_named_by_functions_of_the_package():
     sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
     defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
     assert {*calls.FIRST, *calls.ON_GPUS, *calls.OTHERS} - {"run"} <= defined
-    assert calls.task_name(train_group) == "train_group"
+    assert calls.task_name(map_chunk) == "map_chunk"
     assert calls.task_name(tasks.total) == "run"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BadCheckpointError, DistributedTrainer
+from compss_train import BadCheckpointError, DistributedTrainer, Merge
 from compss_train._utils import __version__
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.model import saved_state
@@ -111,3 +111,29 @@ def test_a_state_passes_through_all_upgrades(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_state, "VERSION", first + 3)
     monkeypatch.setattr(saved_state, "UPGRADES", {**saved_state.UPGRADES, **passing})
     assert read_checkpoint(tmp_path / "it") == {"passed": [*passing]}
+
+
+ALL_KEPT = Merge(
+    outer_optimizer={"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
+    optimizer_state="average",
+    averaging="ema",
+)
+
+
+def test_what_merges_kept_by_numbers_is_resumed_by_names(tmp_path):
+    path = HERE / "format-5" / "all-that-merges-keep" / "round-000002"
+    whole = trainer_of()
+    resumed = trainer_of()
+    fit(whole, tmp_path / "whole", merge=ALL_KEPT)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r".*not bit for bit as without interruption: (python|torch|numpy) was"
+        )
+        fit(resumed, tmp_path / "run", merge=ALL_KEPT, resume=path)
+    before = read_checkpoint(tmp_path / "whole" / "round-000003")["merge"]
+    after = read_checkpoint(tmp_path / "run" / "round-000003")["merge"]
+    assert {*before["moments"]} == {*after["moments"]}
+    assert {*after["moments"]} == {(name, "momentum_buffer") for name in ("weight", "bias")}
+    assert {*before["outer"]["state"]} == {*after["outer"]["state"]} == {"weight", "bias"}
+    error = 10 * sgd_error(np.float32, 8, 0.1, samples=3, momentum=0.9)
+    assert_close(resumed.get_parameters(), whole.get_parameters(), error)

@@ -9,9 +9,10 @@ from torch import nn
 from compss_train import Merge, SerialEngine
 from compss_train.engines import Traits
 from compss_train.model.training_spec import TensorNames
-from compss_train.model.weighted_mean import PartialSum
-from compss_train.training.merging.quorum import Quorum
-from compss_train.worker.merge import MergeRule, merge_results, rebased
+from compss_train.training.schedules.quorum import Quorum
+from compss_train.worker.merging.merge import MergeStages, merge_part, rebased
+from compss_train.worker.merging.rules import Mean
+from compss_train.worker.merging.trained import Trained
 from tests.engines import tasks
 from tests.helpers.models import ADAM, assert_close, assert_same_bits, blocked, classification
 from tests.helpers.small_fits import STILL, fitted, trainer_of
@@ -65,11 +66,13 @@ def test_a_late_change_is_added_with_its_samples():
         }
         for each in (1, 2, 5, 3)
     )
-    items = [
-        rebased(PartialSum.of_worker(late, 10, 0), base, current, {"v"}),
-        PartialSum.of_worker(on_time, 30, 1),
-    ]
-    merged, _ = merge_results(items, MergeRule(names=TensorNames(("w",), ("v",))), current)
+    of_late, of_other = (
+        [Trained(worker=number, weight=weight, parameters=parameters)]
+        for number, (parameters, weight) in enumerate([(late, 10), (on_time, 30)])
+    )
+    groups = [rebased(of_late, base, current, {"v"}), of_other]
+    stages = MergeStages(rule=Mean(), names=TensorNames(("w",), frozenset({"v"})))
+    merged = merge_part(groups, stages, current)
     expected = {
         "w": current["w"] + (late["w"] - base["w"]) / 4 + (on_time["w"] - current["w"]) * 3 / 4,
         "v": (late["v"] + 3 * on_time["v"]) / 4,

@@ -17,14 +17,13 @@ from statistics import median
 from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge
-from compss_train.training.merging.synchronous import (
-    RoundWorkers,
-    SubmittedRound,
-    SynchronousMerger,
-)
+from compss_train.training.merged import Parts
+from compss_train.training.schedules.base import SubmittedRound
+from compss_train.training.schedules.round_workers import RoundWorkers
+from compss_train.training.schedules.synchronous import SynchronousSchedule
 from compss_train.training.session import Session
-from compss_train.worker.merge import rebased
-from compss_train.worker.train import train_group
+from compss_train.worker.merging.merge import rebased
+from compss_train.worker.train import training
 
 DEFAULT_QUORUM = 0.75
 """The default of ``Merge(quorum=...)``."""
@@ -84,9 +83,9 @@ class _Running:
     """A worker's task that has not been merged."""
 
     round: SubmittedRound
-    trained: Ref
+    trained: Parts
     measured: Ref
-    base: Ref
+    base: Parts
     """The parameters that the worker began from."""
     began: float
     last_seconds: float
@@ -95,11 +94,12 @@ class _Running:
     """How long it took, once it has arrived."""
 
 
-class QuorumMerger(SynchronousMerger):
+class QuorumSchedule(SynchronousSchedule):
     """Merges the workers that have arrived, once a quorum has and the grace period is over."""
 
     name = "commutative"
     by_rounds = False
+    shares_tasks = False
     rounds_ahead = 8
     """Maximum number of rounds that the fastest worker may be ahead of the slowest."""
 
@@ -108,7 +108,7 @@ class QuorumMerger(SynchronousMerger):
         grace = DEFAULT_GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
         self._quorum = Quorum(DEFAULT_QUORUM if merge.quorum is None else merge.quorum, grace)
         self._waiting: list[deque[tuple[RoundWorkers, SubmittedRound]]] = [
-            deque() for _ in session.groups
+            deque() for _ in range(session.num_workers)
         ]
         """The rounds of each worker that have not begun."""
         self._running: dict[int, _Running] = {}
@@ -118,11 +118,11 @@ class QuorumMerger(SynchronousMerger):
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Start the workers that wait for a round; the others start when they have been merged."""
         submitted = SubmittedRound(
-            round=workers.round,
+            workers=workers,
             tasks=[],
             measured={"workers": []},
-            parameters=self.parameters,
-            states=[() for _ in self.session.states],
+            merged=self.merged,
+            states=[*self.session.states],
             unmerged=sum(count > 0 for count in workers.round.counts),
         )
         for worker, waiting in enumerate(self._waiting):
@@ -136,14 +136,20 @@ class QuorumMerger(SynchronousMerger):
         while waiting and worker not in self._running:
             workers, submitted = waiting.popleft()
             if workers.round.counts[worker]:
-                trained, measured = workers.submit(worker, train_group, *self._start(), True)
+                mapped = workers.train(
+                    range(worker, worker + 1),
+                    training,
+                    self.start,
+                    combine=self._gathering,
+                    parts=self.merged.cut.number,
+                )
                 submitted.tasks.append([worker])
-                submitted.measured["workers"].append(measured)
+                submitted.measured["workers"].append(mapped.reports)
                 self._running[worker] = _Running(
                     round=submitted,
-                    trained=trained,
-                    measured=measured,
-                    base=self.parameters,
+                    trained=mapped.results,
+                    measured=mapped.reports,
+                    base=self.merged.parameters,
                     began=time.monotonic(),
                     last_seconds=self._seconds.get(worker, 0.0),
                 )
@@ -187,25 +193,28 @@ class QuorumMerger(SynchronousMerger):
         """
         tasks = {worker: self._running.pop(worker) for worker in seconds}
         self._seconds |= seconds
-        trained: dict[int, Ref] = {}
-        for worker, task in tasks.items():
-            trained[worker] = task.trained
-            if task.base is not self.parameters:  # it is late
-                trained[worker] = self.engine.submit(
-                    rebased,
-                    task.trained,
-                    task.base,
-                    self.parameters,
-                    self.session.names.buffers,
-                    priority=True,
-                )
-        self._continue_from(self._merge(trained))
+        trained = {worker: self._from_the_newest(task) for worker, task in tasks.items()}
+        self.merged = self.merge_all(trained)
         complete: list[SubmittedRound] = []
         for worker, task in tasks.items():
             self._begin(worker)
             task.round.unmerged -= 1
             if not task.round.unmerged:
-                task.round.parameters = self.parameters
-                task.round.merge_state = self.state
+                task.round.merged = self.merged
                 complete.append(task.round)
         return complete
+
+    def _from_the_newest(self, task: _Running) -> Parts:
+        """Return what a worker trained; of a late one, its change from the newest parameters on."""
+        newest = self.merged.parameters
+        if task.base is newest:
+            return task.trained
+        buffers = self.session.names.buffers
+        return [
+            self.engine.submit(
+                rebased, trained, base, current, buffers, priority=True, place=number
+            )
+            for number, (trained, base, current) in enumerate(
+                zip(task.trained, task.base, newest, strict=True)
+            )
+        ]

@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from compss_train import Merge, SerialEngine
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.merging.tree import sum_by_tree
-from compss_train.worker.merge import MergeRule, merge_results
+from compss_train.training.schedules.tree import gather_by_tree
+from compss_train.worker.merging.merge import MergeStages, merge_part
+from compss_train.worker.merging.rules import Mean
 from tests.helpers.cases import slow
 from tests.helpers.models import (
     ADAM,
@@ -45,13 +46,11 @@ def test_a_tree_of_any_size_is_the_weighted_mean(count, arity):
     ]
     counts = rng.integers(1, 100, count).tolist()
     engine = SerialEngine()
-    items = sum_by_tree(
-        engine, {item.first: engine.publish(item) for item in weighted(versions, counts)}, arity
-    )
-    assert len(items) <= arity
-    merged, _ = merge_results(
-        engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0]
-    )
+    trained = {item.first: engine.publish([item]) for item in weighted(versions, counts)}
+    groups = gather_by_tree(engine, Mean(), trained, arity=arity, place=0)
+    assert len(groups) <= arity
+    stages = MergeStages(rule=Mean(), names=TensorNames(("w",)))
+    merged = merge_part(engine.fetch(groups), stages, versions[0])
     assert_same_bits(merged, average(versions, counts))
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
     # Sums in double precision, rounded once.

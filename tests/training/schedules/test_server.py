@@ -105,7 +105,7 @@ def test_a_process_killed_after_its_push_is_not_counted_twice(shared_local, tmp_
     options = combined(SERVED, num_epochs=2, batch_size=5, merge=Merge(every=0))
     expected = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
     monkeypatch.setattr(
-        "compss_train.training.merging.on_arrival.Exchange", exchange_that_dies(tmp_path / "killed")
+        "compss_train.training.schedules.server.Exchange", exchange_that_dies(tmp_path / "killed")
     )
     # In another order: where a mean lies half way between two floats, that decides which.
     ours = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)

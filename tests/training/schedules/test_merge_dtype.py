@@ -39,7 +39,7 @@ class Recording(SerialEngine):
 
     def submit(self, function, *args, **options):
         made = super().submit(function, *args, **options)
-        if function.__name__ == "train_group":
+        if function.__name__ == "map_chunk":
             self.results.append(self.fetch([made[0]])[0])
         return made
 

@@ -1,0 +1,1 @@
+"""When workers merge: all at the end of a round, those that have arrived, or each by itself."""

@@ -1,0 +1,138 @@
+"""``RoundWorkers``: the work of each worker of a round, which it maps over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from compss_train.data.partitioning import Round
+from compss_train.engines import Ref
+from compss_train.engines.mapping import Call, Chunk, MappedChunk, map_items
+from compss_train.model.schedule import TimedHyperparameters
+from compss_train.training.published_data import PublishedData
+from compss_train.training.session import Session
+from compss_train.training.total_shuffle import ChunkSamples, cut_blocks, samples_of
+from compss_train.worker.work import Work
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundWorkers:
+    """The workers of one round.
+
+    In a total shuffle, tasks may cut the blocks before: their pieces serve this round only.
+    """
+
+    session: Session
+    data: PublishedData
+    job: Ref
+    round: Round
+    chunks: Sequence[range]
+    """The workers that share a task where workers may, in order."""
+    is_total: bool = False
+    """Whether the shuffle is total, so that passes list their samples."""
+    check_outputs: bool = False
+    """Whether to check the outputs of the first batches against the loss."""
+    traced: frozenset[int] = frozenset()
+    """The workers that ``torch.profiler`` traces."""
+    _timed: dict[Any, dict[int, TimedHyperparameters]] = field(default_factory=dict, init=False)
+    """The hyperparameters by epoch, which many workers share."""
+
+    @property
+    def members(self) -> list[list[int]]:
+        """The workers of each task, without those that have no samples in this round."""
+        counts = self.round.counts
+        of_chunks = ([worker for worker in chunk if counts[worker]] for chunk in self.chunks)
+        return [workers for workers in of_chunks if workers]
+
+    def train(
+        self,
+        chunk: range,
+        task: Callable[..., Call],
+        shared: Sequence[Any],
+        *,
+        combine: Any,
+        parts: int = 1,
+    ) -> MappedChunk:
+        """Submit the task that trains the workers of a chunk; the session keeps their states.
+
+        ``shared`` are what follows the job in the arguments of ``task``.
+        """
+        session = self.session
+        members = [worker for worker in chunk if self.round.counts[worker]]
+        samples = self._samples(chunk)
+        works = [self._work(worker, chunk, samples) for worker in members]
+        (mapped,) = map_items(
+            session.engine,
+            task,
+            [self.job, *shared],
+            [
+                Chunk(
+                    items=works,
+                    states=[session.states[worker] for worker in members],
+                    values=samples.values,
+                )
+            ],
+            combine=combine,
+            parts=parts,
+            states_apart=session.states_apart,
+            resources=session.resources,
+        )
+        for worker, state in zip(members, mapped.states, strict=True):
+            session.states[worker] = state
+        return mapped
+
+    def _work(self, worker: int, chunk: range, samples: ChunkSamples) -> Work:
+        """Return what a worker does in this round."""
+        return Work(
+            block_passes=samples.assignments[worker - chunk.start],
+            round=self.round.number,
+            worker=worker,
+            name=f"round {self.round.number} on worker {worker}",
+            device=self.session.device(worker),
+            blocks=samples.blocks,
+            starts=samples.starts,
+            files=self.data.source.files_of(samples.blocks),
+            draws=self.round.draws[worker] if self.round.draws else None,
+            hyperparameters=self._hyperparameters(worker),
+            check_outputs=self.check_outputs,
+            traced=worker in self.traced,
+        )
+
+    def _hyperparameters(self, worker: int) -> dict[int, TimedHyperparameters] | None:
+        """Return the hyperparameters of a worker by epoch, or ``None`` without a schedule."""
+        schedule = self.session.model.built.lr_schedule
+        if schedule is None:
+            return None
+        epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]}
+        epochs = epochs or {self.round.last_epoch}
+        span = self.round.spans[worker] if self.round.spans else (Fraction(0), Fraction(1))
+        key = frozenset(epochs), span
+        if key not in self._timed:
+            self._timed[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
+        return self._timed[key]
+
+    def _samples(self, chunk: range) -> ChunkSamples:
+        """Return the samples of the workers of a chunk."""
+        if self.is_total and self._pieces:
+            return self._pieces.pop(chunk)  # used by this task only
+        assignments = self.round.assignments[chunk.start : chunk.stop]
+        if not self.is_total:
+            passes = chain.from_iterable(assignments)
+            # Each once, in order of first use.
+            numbers = tuple(dict.fromkeys(block_pass.block for block_pass in passes))
+            return ChunkSamples(self.data.values(numbers), assignments, numbers)
+        numbers = self.data.holding(samples_of(assignments))
+        starts = tuple([self.data.starts[number] for number in numbers])
+        return ChunkSamples(self.data.values(numbers), assignments, numbers, starts)
+
+    @cached_property
+    def _pieces(self) -> dict[range, ChunkSamples]:
+        """The pieces of blocks for each chunk, in a total shuffle that cuts them."""
+        if self.data.mapped:
+            return {}
+        shares = [self.round.assignments[chunk.start : chunk.stop] for chunk in self.chunks]
+        return dict(zip(self.chunks, cut_blocks(self.data, shares), strict=False))

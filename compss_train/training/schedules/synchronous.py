@@ -1,0 +1,147 @@
+"""Synchronous merging: all workers of a round start from the same parameters and merge at its end.
+
+The merge is a tree of tasks for each part of the parameters; all work on references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from compss_train.engines import Ref
+from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.parameters import Parameters
+from compss_train.model.parts import Cut
+from compss_train.training.merge import MergeKind
+from compss_train.training.merged import Merged, Parts
+from compss_train.training.schedules.base import MergeSchedule, SubmittedRound
+from compss_train.training.schedules.round_workers import RoundWorkers
+from compss_train.training.schedules.tree import best_arity, gather_by_tree
+from compss_train.worker.merging.merge import MergeStages, merge_part
+from compss_train.worker.merging.outer_step import steps_by_element
+from compss_train.worker.merging.rules import Gathering, Reducing
+from compss_train.worker.train import training
+
+LEAST_PART_BYTES = 2**20
+"""Smaller parts cost more as tasks and objects than merging them apart gains."""
+
+
+class SynchronousSchedule(MergeSchedule):
+    """Every worker starts a round from the global parameters; one merge of all ends it."""
+
+    name: ClassVar[MergeKind] = "synchronous"
+    by_rounds = True
+    shares_tasks = True
+
+    @cached_property
+    def stages(self) -> MergeStages:
+        """The rule of the merge, and the steps that follow it."""
+        merge = self.merge
+        outer = merge.outer_optimizer
+        return MergeStages(
+            rule=merge.chosen_rule,
+            names=self.session.names,
+            optimizer=None if outer is None else optimizer_factory(outer),
+            moments=merge.optimizer_state == "average",
+            compressed=merge.dtype is not None,
+            decay=merge.decay("merges"),
+            by_steps=merge.averaging_unit == "steps",
+        )
+
+    def cut(self, parameters: Parameters) -> Cut:
+        """Return as many parts as the engine merges at a time, if they are large enough."""
+        nbytes = sum(array.nbytes for array in parameters.values())
+        stages = self.stages
+        number = min(self.engine.merging_places, max(1, nbytes // LEAST_PART_BYTES))
+        if not stages.rule.by_element:
+            number = 1
+        inside = stages.optimizer is None or steps_by_element(stages.optimizer)
+        return Cut.of(parameters, number, inside=inside)
+
+    @cached_property
+    def _arity(self) -> int:
+        nbytes = sum(array.nbytes for array in self.session.model.parameters.values())
+        tasks = self.session.num_workers
+        return best_arity(self.engine.traits.task_seconds, nbytes / self.merged.cut.number, tasks)
+
+    @cached_property
+    def _published_stages(self) -> Ref:
+        return self.engine.publish(self.stages)
+
+    @cached_property
+    def _gathering(self) -> Ref:
+        return self.engine.publish(Gathering(self.stages.rule, self.merged.cut))
+
+    def submit(self, workers: RoundWorkers) -> SubmittedRound:
+        """Train from the global parameters and merge; a worker without samples does not count."""
+        counts = workers.round.counts
+        active = [chunk for chunk in workers.chunks if any(counts[worker] for worker in chunk)]
+        if len(active) == 1 and self.stages.only_reduces and self.merged.cut.number == 1:
+            # The only task reduces as well.
+            reducing = Reducing(self.stages.rule)
+            mapped = [workers.train(active[0], training, self.start, combine=reducing)]
+            merged = replace(self.merged, parameters=mapped[0].results)
+        else:
+            parts = self.merged.cut.number
+            mapped = [
+                workers.train(chunk, training, self.start, combine=self._gathering, parts=parts)
+                for chunk in active
+            ]
+            trained = {
+                chunk.start: of_chunk.results
+                for chunk, of_chunk in zip(active, mapped, strict=True)
+            }
+            merged = self.merge_all(trained)
+        self.merged = merged
+        return SubmittedRound(
+            workers=workers,
+            tasks=workers.members,
+            measured={"workers": [of_chunk.reports for of_chunk in mapped]},
+            merged=merged,
+            states=[*self.session.states],
+        )
+
+    @property
+    def start(self) -> list[Any]:
+        """What workers start a round from: parameters, moments, and the average that they
+        continue.
+        """
+        merged = self.merged
+        averaged = merged.averaged if self.merge.averaging_unit == "steps" else None
+        return [
+            [*merged.parameters],
+            None if merged.moments is None else [*merged.moments],
+            None if averaged is None else [*averaged],
+        ]
+
+    def merge_all(self, trained: Mapping[int, Parts]) -> Merged:
+        """Submit the tasks that merge the parts of results, given by their first workers."""
+        merged = self.merged
+        stages = self.stages
+        results: dict[str, list[Ref]] = {name: [] for name in ("parameters", *stages.kept)}
+        for number in range(merged.cut.number):
+            of_part = {first: parts[number] for first, parts in trained.items()}
+            refs = self.engine.submit(
+                merge_part,
+                gather_by_tree(self.engine, stages.rule, of_part, arity=self._arity, place=number),
+                self._published_stages,
+                merged.parameters[number],
+                merged.part("outer", number),
+                merged.part("averaged", number),
+                merged.part("moments", number) if stages.compressed else None,
+                returns=len(results),
+                priority=True,
+                place=number,
+            )
+            values = [refs] if len(results) == 1 else refs
+            for name, ref in zip(results, values, strict=True):
+                results[name].append(ref)
+        return replace(
+            merged,
+            parameters=results["parameters"],
+            moments=results.get("moments"),
+            outer=results.get("outer"),
+            averaged=results.get("averaged"),
+        )

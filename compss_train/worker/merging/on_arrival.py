@@ -1,0 +1,37 @@
+"""Merges of one worker by itself, as it arrives: updates of the global parameters."""
+
+from collections.abc import Collection, Iterable
+
+from compss_train.model.parameters import MergedParameters, Parameters, apply_delta, halve
+from compss_train.worker.merging.rules import uncompressed
+from compss_train.worker.merging.trained import Trained
+
+
+def only_worker(workers: Iterable[Trained]) -> list[Trained]:
+    """Return what the only worker of a task trained."""
+    (trained,) = workers
+    return [trained]
+
+
+def only_parameters(workers: Iterable[Trained]) -> list[Parameters]:
+    """Return the parameters of the only worker of a task."""
+    (trained,) = workers
+    return [uncompressed(trained.parameters, {})]
+
+
+def add_change(
+    current: Parameters,
+    base: Parameters,
+    trained: Trained,
+    total: int,
+    buffers: Collection[str],
+) -> MergedParameters:
+    """Return the global parameters with the change that a worker made to ``base``, by its share of
+    the ``total`` samples of a round.
+    """
+    return apply_delta(current, base, trained.parameters, trained.weight, total, buffers)
+
+
+def halve_with(current: Parameters, trained: Trained) -> Parameters:
+    """Return (current + trained) / 2, dislib's rule."""
+    return halve(current, uncompressed(trained.parameters, {}))
