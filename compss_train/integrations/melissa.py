@@ -19,7 +19,7 @@ _MOST_GETS = 1000
 """Gets of a thread that are told apart until ``task_done`` reports them; many programs never do."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Gets:
     """One get that ``task_done`` has not reported yet, or several that are done together."""
 
