@@ -18,9 +18,7 @@ from compss_train.data.values import shared_tensor
 
 
 def import_pyarrow(module: str = "pyarrow") -> Any:
-    """Return pyarrow or one of its modules; raise ``ModuleNotFoundError`` with installation
-    instructions.
-    """
+    """Return pyarrow or one of its modules; an error says how to install it."""
     return import_optional(
         module, extra="arrow", needed_by="tables (Parquet, Arrow, CSV)", package="pyarrow"
     )
@@ -28,22 +26,22 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
 
 @cache  # of a few types, asked for each of many columns
 def is_text(kind: Any) -> bool:
-    """Return whether columns of this Arrow type are strings, or categories that are strings or
-    numbers.
-    """
+    """Return whether columns of an Arrow type hold strings, or categories of strings or numbers."""
     types = import_pyarrow().types
     if types.is_dictionary(kind):
-        dtype, sizes = number_type(kind.value_type)
-        return is_text(kind.value_type) or (dtype is not None and not sizes)
-    return any(
-        is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_string_view)
-    )
+        return is_text(kind.value_type) or _is_number(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    """Return whether columns of this Arrow type hold numbers, and not lists of them."""
+    dtype, sizes = number_type(kind)
+    return dtype is not None and not sizes
 
 
 @cache
 def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]]:
-    """Return the dtype of the numbers in an Arrow column, and the sizes of the lists that contain
-    them.
+    """Return the dtype of the numbers in an Arrow column, and the sizes of lists that hold them.
 
     The dtype is ``None`` for anything but numbers; a size is ``None`` for lists that may differ in
     length.
@@ -53,12 +51,19 @@ def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]
     if isinstance(kind, import_pyarrow().FixedShapeTensorType):
         if kind.permutation not in (None, sorted(kind.permutation or ())):
             return None, ()  # its numbers are in another order
-        kind, sizes = kind.value_type, list(kind.shape)
-    while (kind := getattr(kind, "storage_type", kind)) and _is_list(kind):
-        sizes.append(getattr(kind, "list_size", None))
+        sizes = list(kind.shape)
         kind = kind.value_type
+    kind = _storage_type(kind)
+    while _is_list(kind):
+        sizes.append(getattr(kind, "list_size", None))
+        kind = _storage_type(kind.value_type)
     is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
     return np.dtype(kind.to_pandas_dtype()) if is_number else None, tuple(sizes)
+
+
+def _storage_type(kind: Any) -> Any:
+    """Return the type by which an extension type is stored, and other types unchanged."""
+    return getattr(kind, "storage_type", kind)
 
 
 def _is_list(kind: Any) -> bool:
@@ -68,9 +73,9 @@ def _is_list(kind: Any) -> bool:
 
 def check_coded(name: str, kind: Any, classes: Sequence[Any]) -> None:
     """Raise ``FileContentError`` if a column of this Arrow type cannot hold these classes."""
-    own = kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind
-    dtype, sizes = number_type(own)
-    if not (is_text(own) if isinstance(classes[0], str) else dtype is not None and not sizes):
+    value_kind = kind.value_type if import_pyarrow().types.is_dictionary(kind) else kind
+    can_hold = is_text if isinstance(classes[0], str) else _is_number
+    if not can_hold(value_kind):
         raise FileContentError(
             f"holds {kind} in {name!r}, whose classes are {quote_values(classes)}: convert the "
             f"column, or give classes={{{name!r}: [...]}} of its type"
@@ -78,10 +83,11 @@ def check_coded(name: str, kind: Any, classes: Sequence[Any]) -> None:
 
 
 def check_no_nulls(name: str, column: Any, first: int = 0) -> None:
-    """Raise ``FileContentError`` for missing values in an Arrow column whose first row has the
-    number ``first``.
+    """Raise ``FileContentError`` for missing values in an Arrow column.
+
+    ``first`` is the number of its first row.
     """
-    # A dictionary may have a missing value.
+    # A dictionary itself may hold a missing value.
     if is_text(column.type) and hasattr(column.type, "value_type"):
         column = column.cast(column.type.value_type)
     if column.null_count:
@@ -89,45 +95,41 @@ def check_no_nulls(name: str, column: Any, first: int = 0) -> None:
 
 
 def number_blocks(name: str, chunks: Sequence[Any]) -> list[Block]:
-    """Return chunks of an Arrow column as arrays, without a copy where Arrow and numpy store
-    numbers alike.
+    """Return chunks of an Arrow column as arrays, without a copy where numpy stores numbers alike.
 
     Lists that differ in length are ``Ragged``, in all chunks. Raises ``FileContentError`` for lists
     within lists that differ in length, and for missing values in lists.
     """
-    opened = [_opened(name, chunk) for chunk in chunks]
+    flattened = [_flattened(name, chunk) for chunk in chunks]
     sizes: Any = number_type(chunks[0].type)[1]
     if None in sizes:
-        sizes = [
-            _common(np.concatenate(level))
-            for level in zip(*(lengths for _, lengths in opened), strict=True)
-        ]
+        lengths_by_level = zip(*(lengths for _, lengths in flattened), strict=True)
+        sizes = [_common_length(np.concatenate(lengths)) for lengths in lengths_by_level]
     if None in sizes[1:]:
         raise FileContentError(
             f"holds lists of different lengths within those of {name!r}: pad them"
         )
-    arrays = [values.to_numpy(zero_copy_only=False) for values, _ in opened]
-    if None not in sizes:
-        return [
-            array.reshape(len(chunk), *sizes) for array, chunk in zip(arrays, chunks, strict=True)
-        ]
-    return [
-        Ragged.of(
-            shared_tensor(array).reshape(-1, *sizes[1:]),
-            torch.from_numpy(np.append(0, lengths[0]).cumsum()),
-        )
-        for array, (_, lengths) in zip(arrays, opened, strict=True)
-    ]
+    blocks: list[Block] = []
+    for chunk, (values, lengths) in zip(chunks, flattened, strict=True):
+        array = values.to_numpy(zero_copy_only=False)
+        if None in sizes:
+            items = shared_tensor(array).reshape(-1, *sizes[1:])
+            offsets = torch.from_numpy(np.append(0, lengths[0]).cumsum())
+            blocks.append(Ragged.of(items, offsets))
+        else:
+            blocks.append(array.reshape(len(chunk), *sizes))
+    return blocks
 
 
-def _opened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:
+def _flattened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:
     """Return the values in Arrow's lists and the lengths of the lists, outermost first.
 
     Raises ``FileContentError`` for missing values within lists; fixed-size lists would silently
     drop them.
     """
     lengths = []
-    while _is_list((values := getattr(values, "storage", values)).type):
+    values = _storage(values)
+    while _is_list(values.type):
         size = getattr(values.type, "list_size", None)
         lengths.append(
             np.diff(values.offsets.to_numpy()) if size is None else np.full(len(values), size)
@@ -137,10 +139,16 @@ def _opened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:
             raise FileContentError(
                 f"lacks values within lists of {name!r}: fill them in, or leave the column out"
             )
+        values = _storage(values)
     return values, lengths
 
 
-def _common(lengths: NDArray[Any]) -> int | None:
+def _storage(values: Any) -> Any:
+    """Return the values by which those of an extension type are stored, and others unchanged."""
+    return getattr(values, "storage", values)
+
+
+def _common_length(lengths: NDArray[Any]) -> int | None:
     """Return the length of all lists, or ``None`` if lengths differ."""
     first = int(lengths[0]) if len(lengths) else 0
     return first if (lengths == first).all() else None

@@ -1,6 +1,4 @@
-"""``ArrowRows``: reads columns of a ``datasets.Dataset`` of Hugging Face, which Arrow maps into
-memory.
-"""
+"""``ArrowRows``: reads a ``datasets.Dataset`` of Hugging Face, which Arrow maps into memory."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -25,8 +23,7 @@ from compss_train.data.values import signed
 
 
 class ArrowRows(SampleReader):
-    """Reads columns of numbers, and of lists of numbers, from the files of a data set, which each
-    process maps.
+    """Reads columns of numbers, and of lists of numbers, from files that each process maps.
 
     Lists that differ in length are sequences. Floating-point numbers are converted to ``floats``.
 
@@ -50,41 +47,39 @@ class ArrowRows(SampleReader):
     @property
     def notes(self) -> tuple[str, ...]:
         """What users should know about conversions."""
-        dtypes = {name: dtype for name, dtype in self.dtypes.items() if dtype is not None}
-        changed = [
-            name for name, dtype in dtypes.items() if float_dtype(dtype, self._floats) != dtype
-        ]
-        return (conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
+        for dtype in self.dtypes.values():
+            if dtype is not None and float_dtype(dtype, self._floats) != dtype:
+                return (conversion_note(str(dtype), str(self._floats)),)
+        return ()
 
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
     ) -> ReadBatch:
         """Return the batch."""
         rows = numbers if self._indices is None else self._indices[numbers]
-        x, y = (
-            None if names is None else map_leaves(lambda name: self._rows(name, rows), names)
-            for names in (self._x, self._y)
-        )
+        x = map_leaves(lambda name: self._rows(name, rows), self._x)
+        y = None
+        if self._y is not None:
+            y = map_leaves(lambda name: self._rows(name, rows), self._y)
         if collate is not None:
-            x, y = collate_batch(collate, x, y, len(rows))
+            x, y = collate_batch(collate, x, y, samples=len(rows))
         return ReadBatch(x, y, len(rows))
 
     def _rows(self, name: str, rows: NDArray[np.int64]) -> Ragged | torch.Tensor:
         blocks, starts = self._columns[name]
         needed = np.unique(starts.searchsorted(rows, side="right") - 1)
-        taken: Ragged | torch.Tensor = gather(
-            rows, starts[needed].tolist(), [blocks[number] for number in needed]
-        )
-        if not isinstance(taken, Ragged):
-            taken = signed(taken)
-        convert = self._floats is not None and taken.dtype.is_floating_point
-        return taken.to(getattr(torch, str(self._floats))) if convert else taken
+        needed_blocks = [blocks[number] for number in needed]
+        samples: Ragged | torch.Tensor = gather(rows, starts[needed].tolist(), needed_blocks)
+        if not isinstance(samples, Ragged):
+            samples = signed(samples)
+        if self._floats is not None and samples.dtype.is_floating_point:
+            return samples.to(getattr(torch, self._floats))
+        return samples
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks."""
-        batch = self.read(
-            np.array([*starts, *(stop - 1 for stop in stops)]), 0, 0, lambda _: 0, None
-        )
+        ends = np.array([*starts, *(stop - 1 for stop in stops)])
+        batch = self.read(ends, 0, 0, reseed=lambda _: 0, collate=None)
         parts = (part for part in leaves((batch.x, batch.y)) if part is not None)
         return checksum(part.values if isinstance(part, Ragged) else part for part in parts)
 
@@ -99,18 +94,16 @@ class ArrowRows(SampleReader):
                 blocks = number_blocks(name, [chunk for chunk in column.chunks if len(chunk)])
                 columns[name] = blocks, np.cumsum([0, *map(len, blocks[:-1])])
         except FileContentError as error:
-            hint = (
-                ""
-                if self._indices is None
-                else ("; if these rows were left out, give dataset.flatten_indices()")
-            )
-            raise ValueError(f"the data set {error}{hint}") from None
+            hint = "; if these rows were left out, give dataset.flatten_indices()"
+            advice = "" if self._indices is None else hint
+            raise ValueError(f"the data set {error}{advice}") from None
         return columns
 
     @cached_property
     def _indices(self) -> NDArray[np.int64] | None:
-        """The table's row numbers in the order of a data set that was shuffled or selected from, or
-        ``None``.
+        """The numbers of the table's rows in the order of a data set that was shuffled or selected.
+
+        ``None`` for other data sets.
         """
         indices = row_numbers(self._dataset)
         return None if indices is None else indices.column(0).to_numpy().astype(np.int64)
@@ -120,8 +113,9 @@ class ArrowRows(SampleReader):
 
 
 def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | None:
-    """Return a reader of a data set; ``None`` if only the data set can make samples: images, text,
-    transforms.
+    """Return a reader of a data set, or ``None`` if only the data set itself can make samples.
+
+    That is so for images, text and transforms.
     """
     if dataset.format["type"] == "custom":
         return None

@@ -15,8 +15,7 @@ DType: TypeAlias = np.dtype[Any] | torch.dtype
 
 
 def as_block(value: object) -> Block:
-    """Return ``value`` as a block: a detached tensor on the CPU, or a numpy array for anything
-    else.
+    """Return a tensor as a block on the CPU, detached, and anything else as an array.
 
     Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, for iterators,
     and for tensors that are sparse, nested, quantized or on the meta device; ``ValueError`` for a
@@ -74,8 +73,9 @@ class MappedMemory(np.ndarray[Any, Any]):
 
 
 def as_tensor(block: Block) -> torch.Tensor:
-    """Return the block as a tensor that shares its memory; read-only memory is copied, unless
-    engines mapped it.
+    """Return the block as a tensor that shares its memory.
+
+    Read-only memory is copied, unless an engine mapped it.
     """
     if not isinstance(block, np.ndarray):
         return block  # type: ignore[return-value]  # Ragged has what is asked of tensors that are only cut
@@ -93,9 +93,7 @@ def _is_mapped(array: Any) -> bool:
 
 
 def copy_block(block: Block) -> Block:
-    """Return a contiguous copy; a memory-mapped array is returned unchanged, as its data stay in
-    the file.
-    """
+    """Return a contiguous copy, or a memory-mapped array itself: its data stay in the file."""
     if isinstance(block, np.memmap):
         return block
     if isinstance(block, Ragged):
@@ -108,9 +106,7 @@ def copy_block(block: Block) -> Block:
 
 
 def concatenate(blocks: Sequence[Block]) -> Block:
-    """Return the blocks concatenated along the first dimension; the first block determines its
-    kind.
-    """
+    """Return the blocks, one after another, as a block of the first one's kind."""
     if isinstance(blocks[0], Ragged):
         return join(blocks)
     if isinstance(blocks[0], torch.Tensor):

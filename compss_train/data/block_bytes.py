@@ -22,8 +22,7 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
-    """Return the rows as bytes, with shape (rows, bytes per row); a contiguous block shares its
-    memory.
+    """Return the rows as bytes, with shape (rows, bytes a row); a contiguous block is not copied.
 
     Copying rows of bytes is faster than copying rows of other dtypes with torch or numpy.
     """
@@ -36,20 +35,18 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
         rows = block.reshape(len(block), width).contiguous()
         if rows.stride(1) != 1:  # a single element counts as contiguous with any strides
             rows = rows.clone(memory_format=torch.contiguous_format)
-        plain: NDArray[np.uint8] = rows.view(torch.uint8).numpy()
-        return plain
+        tensor_bytes: NDArray[np.uint8] = rows.view(torch.uint8).numpy()
+        return tensor_bytes
     return np.ascontiguousarray(block).reshape(len(block), width).view(np.uint8)
 
 
 def rows_as_items(block: Block) -> NDArray[np.void]:
-    """Return a flat array with one item per row that shares the block's memory: the fastest for
-    indexed copies.
+    """Return a flat array with an item a row: the fastest for indexed copies.
+
+    It shares the memory of a contiguous block.
     """
-    rows = (
-        block
-        if isinstance(block, np.ndarray) and block.flags.c_contiguous
-        else rows_of_bytes(block)
-    )
+    is_contiguous = isinstance(block, np.ndarray) and block.flags.c_contiguous
+    rows: Any = block if is_contiguous else rows_of_bytes(block)
     width = rows.nbytes // (len(rows) or 1)
     return rows.reshape(-1).view(_item_dtype(width)) if width else np.empty(len(rows), "V1")
 
@@ -68,36 +65,27 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
     order = np.argsort(samples, kind="stable")
     ordered = samples[order]
     cuts = pairwise(np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist())
-    used = [
-        (*each, low, high)
-        for *each, (low, high) in zip(blocks, starts, cuts, strict=True)
+    taken: list[tuple[Any, NDArray[Any], slice]] = [
+        (block, ordered[low:high] - start, slice(low, high))
+        for block, start, (low, high) in zip(blocks, starts, cuts, strict=True)
         if low < high
     ]
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     if isinstance(blocks[0], Ragged):
-        parts = [
-            block.index_select(0, torch.from_numpy(ordered[low:high] - start))
-            for block, start, low, high in used
-        ]
+        parts = [block.index_select(0, torch.from_numpy(rows)) for block, rows, _ in taken]
         return join(parts).index_select(0, torch.from_numpy(places))  # type: ignore[return-value]
     collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
-    for block, start, low, high in used:
-        np.take(
-            rows_of_bytes(block),
-            ordered[low:high] - start,
-            axis=0,
-            out=collected[low:high],
-            mode="clip",
-        )
-    raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
+    for block, rows, place in taken:
+        np.take(rows_of_bytes(block), rows, axis=0, out=collected[place], mode="clip")
+    ordered_bytes = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
     first = as_tensor(blocks[0][:1])
-    return raw.view(first.dtype).view(len(samples), *first.shape[1:])
+    return ordered_bytes.view(first.dtype).view(len(samples), *first.shape[1:])
 
 
 def checksum(blocks: Iterable[Block]) -> int:
     """Return a checksum of all bytes of these blocks."""
-    value = 0
+    checksum_so_far = 0
     for block in blocks:
-        value = zlib.crc32(rows_of_bytes(block).data, value)
-    return value
+        checksum_so_far = zlib.crc32(rows_of_bytes(block).data, checksum_so_far)
+    return checksum_so_far

@@ -29,7 +29,7 @@ class BlockPass(PickledByFields):
     """First row of the block in this pass."""
     skip: int = 0
     """Number of samples that the whole pass trains before this part of it."""
-    rest: int = 0
+    remaining: int = 0
     """Number of samples that the whole pass trains after this part of it."""
 
     @property
@@ -40,18 +40,17 @@ class BlockPass(PickledByFields):
     @property
     def whole(self) -> int:
         """Number of samples in the whole pass, which this is a part of."""
-        return self.skip + self.size + self.rest
+        return self.skip + self.size + self.remaining
 
     def part(self, start: int, stop: int) -> Self:
-        """Return the part with samples ``start`` to ``stop`` of this pass, in the order of
-        training.
-        """
+        """Return samples ``start`` to ``stop`` of this pass, in the order of training."""
+        numbers = self.sample_numbers
         return replace(
             self,
             size=stop - start,
-            sample_numbers=None if self.sample_numbers is None else self.sample_numbers[start:stop],
+            sample_numbers=None if numbers is None else numbers[start:stop],
             skip=self.skip + start,
-            rest=self.rest + self.size - stop,
+            remaining=self.remaining + self.size - stop,
         )
 
 
@@ -60,9 +59,7 @@ WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 
 
 def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> WorkerAssignment:
-    """Return the parts of the passes with samples ``start`` to ``stop`` of all passes, in the order
-    of training.
-    """
+    """Return samples ``start`` to ``stop`` of all these passes, in the order of training."""
     parts = []
     for block_pass in assignment:
         low = max(start, 0)
@@ -81,16 +78,17 @@ def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
         return parts
     runs: list[list[BlockPass]] = []
     for part in parts:
-        last = runs[-1][-1] if runs else None
-        if last and (last.block, last.epoch, last.skip + last.size) == (
-            part.block,
-            part.epoch,
-            part.skip,
-        ):
+        if runs and _continues(part, runs[-1][-1]):
             runs[-1].append(part)
         else:
             runs.append([part])
     return tuple(run[0] if len(run) == 1 else _join_run(run) for run in runs)
+
+
+def _continues(part: BlockPass, last: BlockPass) -> bool:
+    """Return whether a part follows another one in the same pass."""
+    end = last.skip + last.size
+    return (part.block, part.epoch, part.skip) == (last.block, last.epoch, end)
 
 
 def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
@@ -99,13 +97,13 @@ def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
         parts[0],
         size=sum(part.size for part in parts),
         sample_numbers=np.concatenate(numbers) if numbers else None,
-        rest=parts[-1].rest,
+        remaining=parts[-1].remaining,
     )
 
 
 @dataclass(frozen=True)
 class Batching:
-    """The batches of a block pass. Their sizes differ by one at most, and every sample is used.
+    """How block passes are cut into batches of all samples, whose sizes differ by one at most.
 
     Exactly one of ``number`` (batches a block) and ``size`` (the maximum batch size) is set.
     """
@@ -131,18 +129,14 @@ def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]
     samples = sum(block_pass.size for block_pass in block_passes)
     if not samples:
         return []
-    joint = (
-        batching
-        if batching.number is None
-        else replace(batching, number=batching.number * len(block_passes))
-    )
-    return [stop - start for start, stop in joint.bounds(samples)]
+    if batching.number is not None:
+        batching = replace(batching, number=batching.number * len(block_passes))
+    return [stop - start for start, stop in batching.bounds(samples)]
 
 
 def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
     """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
-    skip = block_pass.skip
+    first = block_pass.skip
+    end = first + block_pass.size
     bounds = batching.bounds(block_pass.whole)
-    return [
-        (start - skip, stop - skip) for start, stop in bounds if 0 <= start - skip < block_pass.size
-    ]
+    return [(start - first, stop - first) for start, stop in bounds if first <= start < end]

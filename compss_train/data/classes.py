@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from compss_train.data.layout import FileContentError, quote_names
 
 MAX_CLASSES = 10_000
-"""Up to this number, distinct strings in a column are classes; more are names or text unless
-classes are given.
-"""
+"""Maximum number of classes that are found in a column; more distinct strings are names or text."""
 
 
 def check_classes(classes: Mapping[str, Sequence[Any]]) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless each column has a list of different strings, or
-    of numbers.
+    """Raise ``TypeError`` or ``ValueError`` unless columns have lists of different classes.
+
+    These are strings, or numbers.
     """
     for name, values in classes.items():
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
@@ -64,16 +63,18 @@ def class_codes(
     in Arrow's dictionary arrays; ``first`` is the number of the first row. Raises
     ``FileContentError`` for a value that is not among the classes.
     """
-    numbers = {value: number for number, value in enumerate(classes)}
-    codes = np.array([numbers.get(value, -1) for value in values], np.int64)
-    of_rows: NDArray[np.int64] = codes[places]
-    if len(unknown := np.flatnonzero(of_rows < 0)):
-        value = values[places[unknown[0]]]
+    code_of_class = {value: code for code, value in enumerate(classes)}
+    code_of_value = np.array([code_of_class.get(value, -1) for value in values], np.int64)
+    codes: NDArray[np.int64] = code_of_value[places]
+    unknown_rows = np.flatnonzero(codes < 0)
+    if len(unknown_rows):
+        row = unknown_rows[0]
+        value = values[places[row]]
         raise FileContentError(
-            f"holds {value!r} in {name!r}, in row {first + unknown[0]}, which is none of its "
+            f"holds {value!r} in {name!r}, in row {first + row}, which is none of its "
             f"classes {quote_values(classes)}: give classes={{{name!r}: [...]}} with all of them"
         )
-    return of_rows
+    return codes
 
 
 def quote_values(classes: Sequence[Any]) -> str:

@@ -6,9 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Coding: TypeAlias = dict[str, tuple[Any, ...]]
-"""What the numbers of data mean: the order of the columns that form x or y, and the classes that
-became codes.
-"""
+"""What the numbers of data mean: the order of columns, and the classes that became codes."""
 
 
 def columns_key(name: str) -> str:
@@ -22,8 +20,6 @@ def classes_key(name: str, column: str | None = None) -> str:
 
 
 def plain_classes(classes: Iterable[Any]) -> tuple[str | float, ...]:
-    """Return classes as text and numbers, which a checkpoint can hold and a later program
-    compare.
-    """
+    """Return classes as text and numbers, which checkpoints can hold and programs can compare."""
     values = (value.item() if isinstance(value, np.generic) else value for value in classes)
     return tuple(value if isinstance(value, str | int | float) else str(value) for value in values)

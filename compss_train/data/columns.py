@@ -21,8 +21,9 @@ from compss_train.data.values import check_values
 
 @dataclass(frozen=True, slots=True)
 class ColumnStructure:
-    """The tuples, lists and dicts of x and y, with ``None`` for each column: a single column is
-    ``None`` itself.
+    """The tuples, lists and dicts of x and y, with ``None`` for each column.
+
+    A single column is ``None`` itself.
     """
 
     x: Any = None
@@ -35,13 +36,15 @@ class ColumnStructure:
 
     def parts(self, columns: Iterable[torch.Tensor]) -> tuple[Any, Any, torch.Tensor | None]:
         """Return x, y and weights of these columns, as the network and the loss receive them."""
-        own = list(columns)
-        weight = own.pop() if self.weighted else None
+        tensors = list(columns)
+        weight = tensors.pop() if self.weighted else None
         if self.x is None and self.y is None:  # as in most fits
-            return own[0], own[1] if len(own) > 1 else None, weight
-        each = iter(own)
-        x = rebuilt(self.x, each)
-        return x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight
+            y = tensors[1] if len(tensors) > 1 else None
+            return tensors[0], y, weight
+        remaining = iter(tensors)
+        x = rebuilt(self.x, remaining)
+        y = rebuilt(self.y, remaining) if len(tensors) > len(leaves(x)) else None
+        return x, y, weight
 
 
 SINGLE = ColumnStructure()
@@ -61,7 +64,7 @@ def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     if isinstance(value, PackedSequence):  # which is a tuple
         check_values(name, value)
     if isinstance(value, list) and all(map(is_frame, value)) and len({*map(len, value)}) > 1:
-        value = [each.to_numpy() for each in value]  # a sequence each, as of a groupby
+        value = [frame.to_numpy() for frame in value]  # sequences, as of a groupby
     if isinstance(value, Mapping):
         parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
     elif isinstance(value, tuple | list) and _are_columns(value):
@@ -72,8 +75,10 @@ def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
         return None, {name: value}
     if not parts:
         raise ValueError(f"an empty {type(value).__name__} has no samples")
-    columns = {each: column for _, own in parts.values() for each, column in own.items()}
-    structure: Any = {key: own for key, (own, _) in parts.items()}
+    columns: dict[str, Any] = {}
+    for _, part_columns in parts.values():
+        columns |= part_columns
+    structure: Any = {key: part_structure for key, (part_structure, _) in parts.items()}
     if not isinstance(value, Mapping):
         is_tuple = isinstance(value, tuple) or any(map(is_frame, value))
         structure = tuple(structure.values()) if is_tuple else list(structure.values())
@@ -86,10 +91,9 @@ def _are_columns(items: Sequence[Any]) -> bool:
     arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
     if isinstance(items, tuple) or len(arrays) < len(items):
         return True
-    return (
-        len({len(each) for each in arrays}) == 1
-        and len({(str(a.dtype), a.shape) for a in arrays}) > 1
-    )
+    lengths = {len(array) for array in arrays}
+    kinds = {(str(array.dtype), array.shape) for array in arrays}
+    return len(lengths) == 1 and len(kinds) > 1
 
 
 def _is_column(item: Any) -> bool:
@@ -100,30 +104,29 @@ def _is_column(item: Any) -> bool:
     return isinstance(item, Mapping | Ragged) or hasattr(item, "tensors") or is_frame(item)
 
 
-def column_groups(role: str, given: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
-    """Return the names of the arrays of x or y, in dicts, tuples and lists as given, and the
-    columns of some.
+def column_groups(role: str, names: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """Return the names of the arrays of x or y, in their dicts, tuples and lists, and the groups.
 
-    A list of names is one array of several columns, which is called by its place, such as
+    A list of names is one array of several columns, a group, which is called by its place, such as
     ``x['codes']``. Raises ``TypeError`` for other values, ``ValueError`` if there are none, or a
     column of an array is named twice.
     """
-    if isinstance(given, str):
-        return given, {}
-    if not isinstance(given, Mapping | list | tuple):
+    if isinstance(names, str):
+        return names, {}
+    if not isinstance(names, Mapping | list | tuple):
         raise TypeError(
-            f"{role}={given!r}: give the name of an array, or a list of names of columns; for "
+            f"{role}={names!r}: give the name of an array, or a list of names of columns; for "
             "several inputs or targets a dict or a tuple of these"
         )
-    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-    if not given or len({*columns}) < len(columns):
-        raise ValueError(f"{role}={given!r}: name at least one column, and each once")
-    if len(columns) == len(given):
+    columns = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    if not names or len({*columns}) < len(columns):
+        raise ValueError(f"{role}={names!r}: name at least one column, and each once")
+    if len(columns) == len(names):
         return role, {role: tuple(columns)}
-    places = [*given] if isinstance(given, Mapping) else range(len(given))
-    parts = [column_groups(f"{role}[{place!r}]", given[place]) for place in places]
-    names: Any = [name for name, _ in parts]
-    names = (
-        dict(zip(places, names, strict=True)) if isinstance(given, Mapping) else type(given)(names)
-    )
-    return names, {name: group for _, groups in parts for name, group in groups.items()}
+    keys = [*names] if isinstance(names, Mapping) else range(len(names))
+    arrays: dict[Any, Any] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    for key in keys:
+        arrays[key], groups_of_part = column_groups(f"{role}[{key!r}]", names[key])
+        groups |= groups_of_part
+    return arrays if isinstance(names, Mapping) else type(names)(arrays.values()), groups

@@ -10,11 +10,12 @@ from compss_train.data.classes import quote_values
 from compss_train.data.layout import FileContentError
 
 
-def check_complete(name: str, missing: NDArray[np.bool_], first: int = 0) -> None:
-    """Raise ``FileContentError`` if a column lacks values; ``missing`` has an entry per row from
-    row ``first``.
+def check_complete(name: str, is_missing: NDArray[np.bool_], first: int = 0) -> None:
+    """Raise ``FileContentError`` if a column lacks values.
+
+    ``is_missing`` has an entry for each row from row ``first``.
     """
-    rows = np.flatnonzero(missing)
+    rows = np.flatnonzero(is_missing)
     if len(rows):
         values = "a value" if len(rows) == 1 else f"{len(rows)} values"
         raise FileContentError(
@@ -33,10 +34,9 @@ def check_numbers(name: str, dtype: object) -> None:
 
 
 def float_dtype(dtype: np.dtype[Any], floats: str | None) -> np.dtype[Any]:
-    """Return ``floats``, the dtype of a network's parameters, for floating-point dtypes; others are
-    unchanged.
+    """Return ``floats`` in place of floating-point dtypes, and other dtypes unchanged.
 
-    ``None`` leaves all dtypes unchanged.
+    ``floats`` is the dtype of a network's parameters; ``None`` leaves all dtypes unchanged.
     """
     return np.dtype(floats) if floats is not None and dtype.kind == "f" else dtype
 
@@ -49,30 +49,31 @@ def conversion_note(dtype: str, floats: str) -> str:
     )
 
 
-def codes_note(codes: Sequence[str], name: str, dtype: object, of: str = "") -> str:
-    """Return the note for users when the class codes in these columns of ``name`` become floats of
-    ``dtype``.
+def codes_note(codes: Sequence[str], name: str, dtype: object, *, source: str = "") -> str:
+    """Return the note for users when class codes in columns of ``name`` become floats.
 
-    ``of`` is what the columns are taken from: ``"frame"``, or nothing for files, to which their
-    names are given.
+    ``codes`` are the columns and ``dtype`` that of the floats. ``source`` is what the columns are
+    taken from: ``"frame"``, or nothing for files, to which their names are given.
     """
     return (
         f"{quote_values(codes)} in {name} are class codes, and become {dtype} like the numbers "
-        f"beside them; for an nn.Embedding give the codes apart, as in {_apart(codes, of)}, "
+        f"beside them; for an nn.Embedding give the codes apart, as in {_apart(codes, source)}, "
         "which stay integers"
     )
 
 
-def integers_remark(integers: Sequence[str], name: str, dtype: object, of: str = "") -> str:
-    """Return the line for users when the integers in these columns of ``name`` become floats of
-    ``dtype``.
+def integers_remark(integers: Sequence[str], name: str, dtype: object, *, source: str = "") -> str:
+    """Return the remark for users when integers in columns of ``name`` become floats.
+
+    Parameters are those of ``codes_note``.
     """
     return (
         f"the integers of {quote_values(integers)} in {name} become {dtype}, like the numbers "
-        f"beside them; if they are codes, give them apart, as in {_apart(integers, of)}"
+        f"beside them; if they are codes, give them apart, as in {_apart(integers, source)}"
     )
 
 
-def _apart(columns: Sequence[str], of: str) -> str:
+def _apart(columns: Sequence[str], source: str) -> str:
     names = f"[{quote_values(columns)}]"
-    return f"x={{'numbers': ..., 'codes': {f'{of}[{names}]' if of else names}}}"
+    codes = f"{source}[{names}]" if source else names
+    return f"x={{'numbers': ..., 'codes': {codes}}}"

@@ -7,11 +7,10 @@ from typing import Self, TypeAlias
 from compss_train.data.block_passes import Batching, WorkerAssignment, batch_sizes, cut_assignment
 
 PutCounts: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-"""Given the sizes of the batches that hold a worker's samples, how many samples are put before each
-draw.
+"""A function of batch sizes that returns how many samples are put before each draw.
 
-A buffer that gives every sample several times draws that many times more batches, with a count for
-each.
+The batches hold a worker's samples once. A buffer that gives every sample several times draws that
+many times more batches, with a count for each.
 """
 
 
@@ -32,9 +31,7 @@ class Draws:
     sizes: tuple[int, ...]
     """Sizes of the batches."""
     puts: tuple[int, ...]
-    """For each batch, how many samples of the epoch are in the buffer's input before it is
-    drawn.
-    """
+    """For each batch, how many samples of the epoch have been put before it is drawn."""
     drawn: int = 0
     """Samples of the epoch in the batches before these."""
     put_before: int = 0
@@ -62,9 +59,7 @@ class Draws:
         )
 
     def part(self, first: int, stop: int) -> Self:
-        """Return the draws of the epoch's batches ``first`` to ``stop``; the range may exceed the
-        epoch.
-        """
+        """Return the draws of batches ``first`` to ``stop``; both may be beyond the epoch's end."""
         return replace(
             self,
             sizes=self.sizes[first:stop],
@@ -81,7 +76,5 @@ class Draws:
         return sum(self.sizes)
 
     def put_of(self, assignment: WorkerAssignment) -> WorkerAssignment:
-        """Return the parts of a worker's passes over the epoch whose samples are put for these
-        batches.
-        """
+        """Return the parts of a worker's passes over the epoch that are put for these batches."""
         return cut_assignment(assignment, self.put_before, self.puts[-1]) if self.puts else ()

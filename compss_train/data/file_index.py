@@ -15,7 +15,7 @@ from compss_train.data.layout import Description, Field
 from compss_train.data.readers import TableReader
 from compss_train.data.readers.base import Reader, reader_id
 from compss_train.data.reading import bad_file_errors
-from compss_train.data.text_columns import no_number
+from compss_train.data.text_columns import text_among_numbers
 from compss_train.exceptions import BadFileError
 
 _VERSION = 2
@@ -92,13 +92,15 @@ def describe_tables(
             if isinstance(each, Description):
                 good[number] = each
     for name in sorted(texts):
-        wrong = no_number({value for each in good.values() for value in each.classes.get(name, ())})
+        wrong = text_among_numbers(
+            {value for each in good.values() for value in each.classes.get(name, ())}
+        )
         if wrong is not None:
             number = next(
                 number for number, each in good.items() if wrong in each.classes.get(name, ())
             )
             raise BadFileError(
-                files[number], str(reader.no_number_error(files[number], name, wrong))
+                files[number], str(reader.text_among_numbers_error(files[number], name, wrong))
             )
     return reader, found
 

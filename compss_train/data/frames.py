@@ -19,13 +19,11 @@ from compss_train.data.layout import FileContentError
 
 
 def is_frame(value: Any) -> bool:
-    """Return whether a value is a frame or a series of pandas or polars, without importing
-    these.
-    """
+    """Return whether a value is a frame or series of pandas or polars; imports neither."""
+    if not hasattr(value, "to_numpy"):
+        return False
     has_missing = hasattr(value, "isna") or hasattr(value, "is_null")
-    return hasattr(value, "to_numpy") and (
-        hasattr(value, "columns") or (has_missing and hasattr(value, "dtype"))
-    )
+    return hasattr(value, "columns") or (has_missing and hasattr(value, "dtype"))
 
 
 class FrameArray(NamedTuple):
@@ -47,53 +45,59 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> FrameArray:
     Raises ``ValueError`` for missing values and for columns that are neither numbers nor
     categories; messages call the data ``name``.
     """
+    is_table = hasattr(value, "columns")
     try:
-        if hasattr(value, "columns"):
-            names = [str(each) for each in value.columns]
-            if len(set(names)) < len(names) or not names:
-                raise FileContentError(
-                    "has no columns, or several of one name: give each a name of its own"
-                )
-            series = {each: value[key] for each, key in zip(names, value.columns, strict=True)}
-            coding: Coding = {columns_key(name): tuple(names)}
+        if is_table:
+            series = _columns_by_name(value)
         else:
             series = {str(getattr(value, "name", None) or name): value}
-            coding = {}
-        read = {each: _frame_column(each, own) for each, own in series.items()}
+        columns = {label: _numbers(label, column) for label, column in series.items()}
     except FileContentError as error:
         raise ValueError(f"{name} is a {type(value).__name__} that {error}") from None
-    columns = [column for column, _ in read.values()]
-    dtype = float_dtype(np.result_type(*columns), floats)
-    array = (
-        np.stack(columns, axis=1, dtype=dtype)
-        if hasattr(value, "columns")
-        else columns[0].astype(dtype)
-    )
-    is_changed = any(column.dtype.kind == "f" and column.dtype != dtype for column in columns)
-    notes = [conversion_note("float64", str(dtype))] if is_changed else []
-    remarks = list[str]()
+    coding: Coding = {columns_key(name): tuple(columns)} if is_table else {}
+    for label, column in columns.items():
+        if column.categories is not None:
+            key = classes_key(name, label if is_table else None)
+            coding[key] = plain_classes(column.categories)
+    arrays = [column.array for column in columns.values()]
+    dtype = float_dtype(np.result_type(*arrays), floats)
+    array = np.stack(arrays, axis=1, dtype=dtype) if is_table else arrays[0].astype(dtype)
+    is_converted = any(array.dtype.kind == "f" and array.dtype != dtype for array in arrays)
+    notes = [conversion_note("float64", str(dtype))] if is_converted else []
+    remarks = []
     if dtype.kind == "f":
-        widened = {
-            each: categories
-            for each, (column, categories) in read.items()
-            if column.dtype.kind in "iu"
-        }
-        codes = [each for each, categories in widened.items() if categories is not None]
-        integers = [each for each, categories in widened.items() if categories is None]
-        notes += [codes_note(codes, name, dtype, "frame")] if codes else []
-        remarks = [integers_remark(integers, name, dtype, "frame")] if integers else []
-    for each, (_, categories) in read.items():
-        if categories is not None:
-            coding[classes_key(name, each if coding else None)] = plain_classes(categories)
-    return FrameArray(array, notes, remarks, coding)
+        widened = [label for label, column in columns.items() if column.array.dtype.kind in "iu"]
+        codes = [label for label in widened if columns[label].categories is not None]
+        integers = [label for label in widened if columns[label].categories is None]
+        if codes:
+            notes.append(codes_note(codes, name, dtype, source="frame"))
+        if integers:
+            remarks.append(integers_remark(integers, name, dtype, source="frame"))
+    return FrameArray(array, notes, remarks, coding=coding)
 
 
-def _frame_column(name: str, series: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
-    """Return a column as numbers, and the categories whose codes these are, if it has any."""
+def _columns_by_name(frame: Any) -> dict[str, Any]:
+    names = [str(column) for column in frame.columns]
+    if len(set(names)) < len(names) or not names:
+        raise FileContentError(
+            "has no columns, or several of one name: give each a name of its own"
+        )
+    return {name: frame[key] for name, key in zip(names, frame.columns, strict=True)}
+
+
+class _Numbers(NamedTuple):
+    """The numbers of a column."""
+
+    array: NDArray[Any]
+    categories: tuple[Any, ...] | None = None
+    """The categories whose codes the numbers are, if any."""
+
+
+def _numbers(name: str, series: Any) -> _Numbers:
     check_complete(name, np.asarray(series.isna() if hasattr(series, "isna") else series.is_null()))
     kind = str(series.dtype).lower()
     if kind.startswith(("category", "categorical", "enum")):
-        return _coded(name, series)
+        return _category_codes(name, series)
     first: Any = next(iter(series), None)
     if np.ndim(first) and not isinstance(first, str):
         raise FileContentError(
@@ -112,22 +116,21 @@ def _frame_column(name: str, series: Any) -> tuple[NDArray[Any], tuple[Any, ...]
     if values.dtype == object and hasattr(series.dtype, "numpy_dtype"):
         values = series.to_numpy(dtype=series.dtype.numpy_dtype)
     check_numbers(name, values.dtype)
-    return np.asarray(values), None
+    return _Numbers(np.asarray(values))
 
 
-def _coded(name: str, series: Any) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
-    """Return the codes of a series of categories, and the categories.
+def _category_codes(name: str, series: Any) -> _Numbers:
+    """Return the codes of a series of categories.
 
-    Those of polars' ``Categorical`` belong to the whole program, and codes depend on what it has
-    read before: here they are the values that occur, in ascending order.
+    Categories of polars' ``Categorical`` belong to the whole program, and their codes depend on
+    what it has read before: here they are the values that occur, in ascending order.
     """
     if hasattr(series.cat, "categories"):  # of pandas
-        return np.asarray(series.cat.codes, np.int64), tuple(series.cat.categories)
+        return _Numbers(np.asarray(series.cat.codes, np.int64), tuple(series.cat.categories))
     _, rows, places = np.unique(
         series.to_physical().to_numpy(), return_index=True, return_inverse=True
     )
     values = [series[row] for row in rows.tolist()]
-    categories = tuple(
-        series.dtype.categories if str(series.dtype).startswith("Enum") else sorted(values)
-    )
-    return class_codes(name, values, places, categories), categories
+    is_enum = str(series.dtype).startswith("Enum")
+    categories = tuple(series.dtype.categories if is_enum else sorted(values))
+    return _Numbers(class_codes(name, values, places, classes=categories), categories)

@@ -8,7 +8,8 @@ batches a worker, or the whole fit. Rounds of batches do not change the batches:
 same ones as in a round of whole epochs.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -34,8 +35,9 @@ Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks", "batches"]
 
 MergeEvery: TypeAlias = int | Callable[[int], int] | None
-"""The number of units between two merges, or a function of the epoch, counted from 0, that returns
-it; else 1.
+"""The number of units between two merges, or a function of the epoch, from 0, that returns it.
+
+``None`` is 1.
 """
 
 
@@ -46,9 +48,7 @@ class ResumePoint:
     epoch: int
     """Completed epochs, including those of earlier fits."""
     units: int = 0
-    """Trained units of the next epoch: blocks, or batches, or equal parts of the epoch in a partial
-    shuffle.
-    """
+    """Trained units of the next epoch: blocks, batches, or its parts in a partial shuffle."""
     cut_for: int = 0
     """Number of workers that the current epoch was partitioned for; 0 at the start of an epoch."""
 
@@ -69,12 +69,12 @@ class Round:
     resume_point: ResumePoint
     """Where the next round begins."""
     spans: tuple[Span, ...] = ()
-    """The part of the epoch that each worker trains, by its own batches; empty for a round of whole
-    epochs.
+    """The part of the epoch that each worker trains, by its batches; none where rounds are epochs.
     """
     draws: tuple[Draws | None, ...] = ()
-    """Each worker's draws from a buffer that merges do not empty; the assignments are what workers
-    put into it.
+    """Each worker's draws from a buffer that merges do not empty.
+
+    The assignments are then what workers put into it.
     """
 
     @cached_property
@@ -105,8 +105,9 @@ class RoundPlan:
     merge_every: MergeEvery = None
     merge_unit: MergeUnit = "epochs"
     put_counts: PutCounts | None = None
-    """For a buffer that merges by batches do not empty. An epoch must then end with the workers
-    that began it.
+    """For a buffer that merges by batches do not empty.
+
+    An epoch must then end with the workers that began it.
     """
 
     def rounds(self, is_over: Callable[[], bool] = lambda: False) -> Iterator[Round]:
@@ -125,28 +126,37 @@ class RoundPlan:
     def samples_left(self) -> int:
         """Number of samples to train on, each counted as often as it is drawn in an epoch."""
         start = self.start
-        epochs = range(self.start.epoch, self.stop)
-        trained = (
-            self._units(start.epoch, start.cut_for)[: start.units] if start.units and epochs else []
-        )
-        trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
-        passes = 1 if self.put_counts is None else len(self.put_counts([1]))
-        return passes * sum(self.sizes) * len(epochs) - trained_samples
+        epochs = range(start.epoch, self.stop)
+        trained_samples = 0
+        if start.units and epochs:
+            trained_units = self._units(start.epoch, start.cut_for)[: start.units]
+            trained_samples = sum(block_pass.size for unit in trained_units for block_pass in unit)
+        return self._draws_of_sample * sum(self.sizes) * len(epochs) - trained_samples
+
+    @property
+    def _draws_of_sample(self) -> int:
+        """How often a sample is drawn in an epoch."""
+        return 1 if self.put_counts is None else len(self.put_counts([1]))
 
     def _rounds_of_epochs(
         self, epochs: range, numbers: Iterator[int], is_over: Callable[[], bool]
     ) -> Iterator[Round]:
         """Iterate over rounds that each consist of whole epochs."""
-        for own in epochs_of_rounds(epochs, self.merge_every):
+        for epochs_of_round in epochs_of_rounds(epochs, self.merge_every):
             planned: list[list[WorkerAssignment]] = []
-            for epoch in own:
+            for epoch in epochs_of_round:
                 if is_over():
                     return
                 planned.append(self._epoch_assignments(epoch, self.num_workers))
-            assignments = tuple(
-                tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True)
+            end = epochs_of_round.stop
+            yield Round(
+                number=next(numbers),
+                last_epoch=end - 1,
+                assignments=tuple(
+                    tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True)
+                ),
+                resume_point=ResumePoint(end),
             )
-            yield Round(next(numbers), own.stop - 1, assignments, ResumePoint(own.stop))
 
     def _rounds_within_epochs(self, epochs: range, numbers: Iterator[int]) -> Iterator[Round]:
         """Iterate over rounds that are each a part of one epoch."""
@@ -154,80 +164,85 @@ class RoundPlan:
             start = self.start if epoch == self.start.epoch else ResumePoint(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
-            counted = self._counted_batches(units)
-            size = self.num_workers * (
-                1 if self.shuffle == "partial" else units_between_merges(epoch, self.merge_every)
-            )
-            of_workers: list[WorkerAssignment] = []
-            whole: list[Draws | None] = []
+            batches_before = self._batches_before_units(units)
+            units_of_round = self.num_workers
+            if self.shuffle != "partial":
+                units_of_round *= units_between_merges(epoch, self.merge_every)
+            epoch_draws: list[Draws | None] = []
+            epoch_assignments: list[WorkerAssignment] = []
             if self.put_counts is not None:
-                of_workers = self._epoch_assignments(epoch, self.num_workers)
-                whole = [
-                    Draws.of_epoch(own, self.batching, self.put_counts) if own else None
-                    for own in of_workers
+                epoch_assignments = self._epoch_assignments(epoch, self.num_workers)
+                epoch_draws = [
+                    Draws.of_epoch(assignment, self.batching, self.put_counts)
+                    if assignment
+                    else None
+                    for assignment in epoch_assignments
                 ]
-            for first in range(start.units, len(units), size):
-                stop = first + size
-                resume_point = (
-                    ResumePoint(epoch, stop, cut_for)
-                    if stop < len(units)
-                    else ResumePoint(epoch + 1)
-                )
-                spans = tuple(self._spans(counted, first, min(stop, len(units))))
+            for first in range(start.units, len(units), units_of_round):
+                stop = first + units_of_round
+                resume_point = ResumePoint(epoch + 1)
+                if stop < len(units):
+                    resume_point = ResumePoint(epoch, stop, cut_for)
                 draws = tuple(
-                    each and each.part(first // cut_for, stop // cut_for) for each in whole
+                    worker_draws and worker_draws.part(first // cut_for, stop // cut_for)
+                    for worker_draws in epoch_draws
                 )
                 if draws:
-                    both = zip(draws, of_workers, strict=True)
-                    assignments = [each.put_of(own) if each else () for each, own in both]
+                    assignments = _put_by_workers(draws, epoch_assignments)
                 else:
-                    of_round = (
-                        units[first:stop][worker :: self.num_workers]
-                        for worker in range(self.num_workers)
-                    )
-                    assignments = [join_parts(chain.from_iterable(own)) for own in of_round]
-                yield Round(next(numbers), epoch, tuple(assignments), resume_point, spans, draws)
+                    assignments = self._dealt(units[first:stop])
+                yield Round(
+                    number=next(numbers),
+                    last_epoch=epoch,
+                    assignments=assignments,
+                    resume_point=resume_point,
+                    spans=tuple(self._spans(batches_before, first, min(stop, len(units)))),
+                    draws=draws,
+                )
 
-    def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
-        """Return a zero for each worker, then for each unit the number of its worker's batches up
-        to its end.
+    def _dealt(self, units: list[WorkerAssignment]) -> tuple[WorkerAssignment, ...]:
+        """Return the assignment of each worker, to which units are dealt round-robin."""
+        return tuple(
+            join_parts(chain.from_iterable(units[worker :: self.num_workers]))
+            for worker in range(self.num_workers)
+        )
+
+    def _batches_before_units(self, units: list[WorkerAssignment]) -> list[int]:
+        """Return, for each unit of an epoch, how many batches its worker trains before it.
+
+        An entry for each worker follows, as if further units were dealt at the end of the epoch.
         """
         is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
-        counted = [0] * self.num_workers
+        batches_before = [0] * self.num_workers
         for number, unit in enumerate(units):
             batches = bool(unit) if is_batch else len(batch_sizes(unit, self.batching))
-            counted.append(counted[number] + batches)
-        return counted
+            batches_before.append(batches_before[number] + batches)
+        return batches_before
 
-    def _spans(self, counted: list[int], first: int, stop: int) -> Iterator[Span]:
+    def _spans(self, batches_before: list[int], first: int, stop: int) -> Iterator[Span]:
         """Iterate over the workers' spans of a round from unit ``first`` to ``stop``.
 
         Units before the round count for the worker that would have had them with this number of
         workers.
         """
-        for worker in range(first, first + self.num_workers):
-            ends = (first, stop, len(counted) - self.num_workers)
-            before, after, total = (
-                counted[end + (worker - end) % self.num_workers] for end in ends
-            )
-            yield Fraction(before, total or 1), Fraction(after, total or 1)
+        end = len(batches_before) - self.num_workers
+        for unit in range(first, first + self.num_workers):
+            total = batches_before[self._next_unit(unit, end)] or 1
+            after = batches_before[self._next_unit(unit, stop)]
+            yield Fraction(batches_before[unit], total), Fraction(after, total)
+
+    def _next_unit(self, unit: int, start: int) -> int:
+        """Return the first unit from ``start`` on that the worker of ``unit`` gets."""
+        return start + (unit - start) % self.num_workers
 
     def _units(self, epoch: int, workers: int) -> list[WorkerAssignment]:
-        """Return the units of an epoch's rounds, in the order in which they are assigned to workers
-        round-robin.
+        """Return the units of an epoch's rounds, in the order in which they are dealt to workers.
 
         A unit is a block pass; or a batch, empty for workers that have run out of them; or, in a
         partial shuffle, an equal part of the epoch, one for each worker and round.
         """
         if self.shuffle == "partial":
-            every = units_between_merges(epoch, self.merge_every)
-            if self.merge_unit == "blocks":
-                rounds = -(-len(self.sizes) // (workers * every))
-            else:
-                of_workers = self._equal_parts(epoch, workers)
-                rounds = -(
-                    -max(len(batch_sizes(part, self.batching)) for part in of_workers) // every
-                )
+            rounds = self._rounds_of_partial_shuffle(epoch, workers)
             parts = self._equal_parts(epoch, rounds * workers)
             return [part for number in range(rounds) for part in parts[number::rounds]]
         if self.merge_unit == "batches":
@@ -235,15 +250,22 @@ class RoundPlan:
             return list(chain.from_iterable(zip_longest(*batches, fillvalue=())))
         return [(block_pass,) for block_pass in self._block_passes(epoch)]
 
+    def _rounds_of_partial_shuffle(self, epoch: int, workers: int) -> int:
+        every = units_between_merges(epoch, self.merge_every)
+        if self.merge_unit == "blocks":
+            return math.ceil(len(self.sizes) / (workers * every))
+        parts = self._equal_parts(epoch, workers)
+        return math.ceil(max(len(batch_sizes(part, self.batching)) for part in parts) / every)
+
     def _batches(self, assignment: WorkerAssignment) -> list[WorkerAssignment]:
-        """Return the batches of a worker's epoch; with a buffer, the batches drawn if it preserved
-        the order.
+        """Return the batches of a worker's epoch.
+
+        With a buffer they are those that would be drawn if it preserved the order.
         """
         if self.put_counts is not None:
             bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
-            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * len(
-                self.put_counts([1])
-            )
+            batches = [cut_assignment(assignment, start, stop) for start, stop in bounds]
+            return batches * self._draws_of_sample
         return [
             (block_pass.part(start, stop),)
             for block_pass in assignment
@@ -269,7 +291,8 @@ class RoundPlan:
             order = sample_order(self.seed, epoch, sum(self.sizes))
             bounds = pairwise(np.cumsum([0, *self.sizes]).tolist())
             return [
-                BlockPass(block, epoch, b - a, order[a:b]) for block, (a, b) in enumerate(bounds)
+                BlockPass(block, epoch, stop - start, sample_numbers=order[start:stop])
+                for block, (start, stop) in enumerate(bounds)
             ]
         blocks: list[int] | range = range(len(self.sizes))
         if self.shuffle == "blocks":
@@ -277,10 +300,18 @@ class RoundPlan:
         return [BlockPass(block, epoch, self.sizes[block]) for block in blocks]
 
 
+def _put_by_workers(
+    draws: Sequence[Draws | None], assignments: Sequence[WorkerAssignment]
+) -> tuple[WorkerAssignment, ...]:
+    """Return what each worker puts into its buffer for these draws of its epoch's assignment."""
+    return tuple(
+        worker_draws.put_of(assignment) if worker_draws else ()
+        for worker_draws, assignment in zip(draws, assignments, strict=True)
+    )
+
+
 def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
-    """Iterate over the epochs of each round that consists of whole epochs; 0 stands for one
-    round.
-    """
+    """Iterate over the epochs of each round of whole epochs; ``merge_every=0`` is one round."""
     start = epochs.start
     while start < epochs.stop:
         stop = min(start + (units_between_merges(start, merge_every) or len(epochs)), epochs.stop)
@@ -289,8 +320,9 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 
 
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
-    """Return the number of units between merges; raise ``ValueError`` if a function returns less
-    than 1.
+    """Return the number of units between merges.
+
+    Raises ``ValueError`` if a function returns less than 1.
     """
     if callable(merge_every):
         return check_count(f"every({epoch})", merge_every(epoch))

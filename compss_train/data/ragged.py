@@ -10,8 +10,7 @@ from compss_train.data.values import check_parts, signed, tensor_of
 
 
 class Ragged:
-    """Sequences of different lengths, stored as their items one after another and where each
-    begins.
+    """Sequences of different lengths, stored as all their items and where each sequence begins.
 
     A batch is padded to its longest sequence, or passed to ``build``'s ``collate`` as a list of
     tensors. Lists of sequences that differ in length are converted automatically.
@@ -29,30 +28,32 @@ class Ragged:
 
     def __init__(self, sequences: Sequence[Any]) -> None:
         check_parts("a sequence", sequences)
-        items = [signed(tensor_of(each).detach().cpu()) for each in sequences]
-        kinds = {(each.dtype, tuple(each.shape[1:])) for each in items if each.dim() and len(each)}
-        if len(kinds) != 1 or not all(each.dim() for each in items):
+        tensors = [signed(tensor_of(sequence).detach().cpu()) for sequence in sequences]
+        filled = [tensor for tensor in tensors if tensor.dim() and len(tensor)]
+        kinds = {(tensor.dtype, tuple(tensor.shape[1:])) for tensor in filled}
+        if len(kinds) != 1 or not all(tensor.dim() for tensor in tensors):
             raise ValueError(
-                f"{len(items)} sequences have items of {len(kinds)} dtypes and shapes; give one "
+                f"{len(tensors)} sequences have items of {len(kinds)} dtypes and shapes; give one "
                 "or more sequences that differ in length only"
             )
-        self.values = torch.cat([each for each in items if len(each)])
-        self.offsets = torch.tensor([0, *(len(each) for each in items)]).cumsum(0)
+        self.values = torch.cat(filled)
+        self.offsets = torch.tensor([0, *map(len, tensors)]).cumsum(0)
 
     @classmethod
     def of(cls, values: torch.Tensor, offsets: torch.Tensor) -> "Ragged":
-        """Return sequences of these items; ``offsets`` holds the start of each, then the end of the
-        last one.
+        """Return sequences of these items.
+
+        ``offsets`` holds the start of each sequence, and then the end of the last one.
         """
-        made = cls.__new__(cls)
-        made.values = values
-        made.offsets = offsets
-        return made
+        sequences = cls.__new__(cls)
+        sequences.values = values
+        sequences.offsets = offsets
+        return sequences
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the items of these sequences."""
-        items = self.clone()
-        return Ragged.of, (items.values, items.offsets)
+        sequences = self.clone()
+        return Ragged.of, (sequences.values, sequences.offsets)
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -125,44 +126,40 @@ class Ragged:
         return self.values.element_size()
 
     def padded(self, value: float) -> torch.Tensor:
-        """Return the sequences as one tensor, padded with ``value`` to the length of the
-        longest.
-        """
+        """Return the sequences as one tensor, padded with ``value`` to the longest length."""
         lengths = self.lengths
-        shape = len(self), int(lengths.max()), *self.values.shape[1:]
-        result = self.values.new_full(shape, value)
-        inside = torch.arange(shape[1])[None] < lengths[:, None]
-        result[inside.to(result.device)] = self.values[int(self.offsets[0]) : int(self.offsets[-1])]
-        return result
+        longest = int(lengths.max())
+        padded = self.values.new_full((len(self), longest, *self.values.shape[1:]), value)
+        is_item = torch.arange(longest)[None] < lengths[:, None]
+        padded[is_item.to(padded.device)] = self.values[
+            int(self.offsets[0]) : int(self.offsets[-1])
+        ]
+        return padded
 
 
 def is_ragged(value: Any) -> bool:
-    """Return whether a list or tuple has sequences of numbers, arrays or tensors that differ in
-    length.
+    """Return whether a list or tuple has sequences of numbers that differ in length.
+
+    These are arrays, tensors, lists or tuples.
     """
-    if not all(isinstance(each, np.ndarray | torch.Tensor | list | tuple) for each in value):
-        return False
-    if any(
-        isinstance(part, list | tuple)
-        for each in value
-        if isinstance(each, list | tuple)
-        for part in each
-    ):
-        return False
-    return (
-        all(getattr(each, "ndim", 1) for each in value) and len({len(each) for each in value}) > 1
-    )
+    for sequence in value:
+        if isinstance(sequence, list | tuple):
+            if any(isinstance(item, list | tuple) for item in sequence):
+                return False
+        elif not isinstance(sequence, np.ndarray | torch.Tensor) or not sequence.ndim:
+            return False
+    return len({len(sequence) for sequence in value}) > 1
 
 
 def join(parts: Sequence[Any]) -> Ragged:
     """Return all sequences, one after another."""
-    bounds = [(int(part.offsets[0]), int(part.offsets[-1])) for part in parts]
-    values = torch.cat(
-        [part.values[first:last] for part, (first, last) in zip(parts, bounds, strict=True)]
-    )
-    ends = 0
+    values = []
     offsets = [torch.zeros(1, dtype=torch.int64)]
-    for part, (first, last) in zip(parts, bounds, strict=True):
-        offsets.append(part.offsets[1:] + (ends - first))
-        ends += last - first
-    return Ragged.of(values, torch.cat(offsets))
+    end = 0
+    for part in parts:
+        first = int(part.offsets[0])
+        last = int(part.offsets[-1])
+        values.append(part.values[first:last])
+        offsets.append(part.offsets[1:] + (end - first))
+        end += last - first
+    return Ragged.of(torch.cat(values), torch.cat(offsets))

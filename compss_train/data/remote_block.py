@@ -13,9 +13,7 @@ class RemoteBlock(ABC):
     """A block in an engine's storage; this process knows only its dtype and shape."""
 
     home: ClassVar[str]
-    """Name of the engine whose tasks read the block directly; other engines get the result of
-    ``load``.
-    """
+    """Name of the engine whose tasks read the block itself; others get the result of ``load``."""
     future: object = None
     """The PyCOMPSs future of the block; ``None`` for blocks of other engines."""
 
@@ -49,6 +47,6 @@ def describe(block: object) -> BlockDescription:
     return array.dtype, tuple(array.shape)
 
 
-def load_block(block: Block | RemoteBlock) -> Block:
+def load_block(block: AnyBlock) -> Block:
     """Return the block, loaded into this process's memory if it is remote."""
     return block.load() if isinstance(block, RemoteBlock) else block

@@ -62,9 +62,7 @@ def check_values(name: str, value: object) -> None:
 
 
 def is_grouped(value: object) -> bool:
-    """Return whether a value is what ``groupby`` of pandas or polars returns, without importing
-    these.
-    """
+    """Return whether a value is what ``groupby`` of pandas or polars returns; imports neither."""
     return type(value).__name__.endswith("GroupBy") and hasattr(value, "agg")
 
 
@@ -96,8 +94,6 @@ _SIGNED: dict[Any, Any] = {
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
     torch.uint64: torch.int64,
-}
-_SIGNED |= {
     np.dtype(np.uint16): np.int32,
     np.dtype(np.uint32): np.int64,
     np.dtype(np.uint64): np.int64,
@@ -106,25 +102,24 @@ _SIGNED |= {
 
 
 def signed(array: _Array) -> _Array:
-    """Return arrays and tensors of unsigned integers of 16 and more bits as signed ones, and others
-    unchanged.
+    """Return an array or tensor of unsigned integers of 16 and more bits as one of signed integers.
 
-    Raises ``ValueError`` for integers of 2**63 and more, which would become negative.
+    Those of other dtypes are returned unchanged. Raises ``ValueError`` for integers of 2**63 and
+    more, which would become negative.
     """
-    own: Any = array
-    if own.dtype not in _SIGNED:
+    unsigned: Any = array
+    dtype = unsigned.dtype
+    if dtype not in _SIGNED:
         return array
-    wider: Any = (
-        own.astype(_SIGNED[own.dtype])
-        if isinstance(own, np.ndarray)
-        else own.to(_SIGNED[own.dtype])
-    )
-    if own.dtype in (np.uint64, torch.uint64) and (wider < 0).any():
-        largest = int(wider[wider < 0].max()) + 2**64
+    signed_dtype = _SIGNED[dtype]
+    is_array = isinstance(unsigned, np.ndarray)
+    integers: Any = unsigned.astype(signed_dtype) if is_array else unsigned.to(signed_dtype)
+    if dtype in (np.uint64, torch.uint64) and (integers < 0).any():
+        largest = int(integers[integers < 0].max()) + 2**64
         raise ValueError(
             f"holds {largest}, and the largest integer of a tensor is 2**63 - 1: make them floats"
         )
-    return wider  # type: ignore[no-any-return]
+    return integers  # type: ignore[no-any-return]
 
 
 class _Writable:
@@ -137,17 +132,18 @@ class _Writable:
 
 
 def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array; nobody may write to it if the array is
-    read-only.
+    """Return a tensor that shares the memory of an array.
+
+    Nobody may write to it if the array is read-only.
     """
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """Return an array, a tensor or a list of numbers as a tensor; raise ``ValueError`` for what
-    none can hold.
+    """Return an array, a tensor or a list of numbers as a tensor.
 
-    It shares memory that it must not be written through.
+    It may share memory, so that nobody may write to it. Raises ``ValueError`` for values that no
+    tensor can hold.
     """
     try:
         is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable

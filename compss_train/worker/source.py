@@ -278,7 +278,7 @@ class BlockSource(Source):
         resident = self.job.resident
         if resident is not None and is_gpu(device) and block_passes:
             last = block_passes[-1]
-            if last.epoch == resident.last_epoch and not last.rest:
+            if last.epoch == resident.last_epoch and not last.remaining:
                 rows_on_gpus().release(resident.fit)
 
     def _open(self, block_pass: BlockPass, device: str) -> PassSamples:

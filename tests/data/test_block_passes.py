@@ -40,7 +40,7 @@ def test_what_was_cut_can_be_joined(sizes, named, cuts):
     assert [sum(part.size for part in cut) for cut in parts] == np.diff(bounds).tolist()
     assert all(part.whole == sizes[part.block] for cut in parts for part in cut)
     joined = join_parts(part for cut in parts for part in cut)
-    assert [(part.block, part.size, part.skip, part.rest) for part in joined] == [
+    assert [(part.block, part.size, part.skip, part.remaining) for part in joined] == [
         (block, size, 0, 0) for block, size in enumerate(sizes)
     ]
     for ours, theirs in zip(joined, passes, strict=True):

@@ -65,7 +65,7 @@ plans = st.builds(
 
 def fields_of(block_pass):
     samples = None if block_pass.sample_numbers is None else block_pass.sample_numbers.tolist()
-    part = block_pass.first, block_pass.skip, block_pass.rest
+    part = block_pass.first, block_pass.skip, block_pass.remaining
     return block_pass.block, block_pass.epoch, block_pass.size, part, samples
 
 

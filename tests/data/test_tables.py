@@ -35,7 +35,7 @@ def array_of(frame):
 def test_codes_name_the_values_again(strings):
     classes = find_classes("c", strings)
     different, places = np.unique(np.array(strings, object), return_inverse=True)
-    codes = class_codes("c", list(different), places, classes)
+    codes = class_codes("c", list(different), places, classes=classes)
     assert codes.dtype == np.int64
     assert [classes[code] for code in codes] == strings
     assert list(classes) == sorted(classes)

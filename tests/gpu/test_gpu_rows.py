@@ -109,12 +109,12 @@ def test_other_rows_of_a_block_are_other_rows():
 
 
 def test_rows_leave_in_the_last_epoch_of_the_fit():
-    """Also those that other workers train then; they stay while the last pass has a rest."""
+    """Also those that other workers train then; they stay while samples of the last pass remain."""
     before = stay()
     trained(BlockPass(0, 0, 20), BlockPass(1, 0, 20))
     kept = stay()
     trained(BlockPass(0, 0, 20), BlockPass(1, 0, 10, skip=10))
-    trained(BlockPass(0, 1, 10, rest=10))
+    trained(BlockPass(0, 1, 10, remaining=10))
     assert stay() == kept > before
     trained(BlockPass(0, 1, 10, skip=10))
     assert stay() == before

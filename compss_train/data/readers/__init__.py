@@ -1,6 +1,4 @@
-"""Readers: one for each file format, selected by the file names' suffix, and one for user
-functions.
-"""
+"""Readers: one for each format of files, chosen by their suffix, and one for user functions."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -49,8 +47,7 @@ READERS: dict[str, type[Reader]] = {
 
 
 def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) -> Reader:
-    """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is
-    ``None``.
+    """Return ``reader`` as a ``Reader``; for ``None``, the reader for the suffix of these files.
 
     Images and folders are read as images.
 

@@ -1,6 +1,4 @@
-"""Readers of arrays by name, as numpy (npz, npy) and torch (pt) save them, and a writer of npz
-files.
-"""
+"""Readers of arrays as numpy (npz, npy) and torch (pt) save them, and a writer of npz files."""
 
 import io
 import math
@@ -61,24 +59,23 @@ def _copy(rows: Block) -> Block:
     return np.array(rows, order="C", subok=False) if isinstance(rows, np.memmap) else rows
 
 
-# Maximum number of bytes before the data in version 1.0 of numpy's format.
 _LONGEST_HEADER = 2**16 + 16
+"""Maximum number of bytes before the data in version 1.0 of numpy's format."""
 _READ_HEADER = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 """By version of the format."""
-# Numpy parses headers by ast, which in Python 3.11 fails in several threads at once.
 _PARSING = threading.Lock()
+"""Numpy parses headers by ``ast``, which in Python 3.11 fails in several threads at once."""
 
 
 class NpzReader(Reader):
-    """Reads files of ``numpy.savez`` and ``numpy.savez_compressed``; ``describe`` reads only
-    headers.
-    """
+    """Reads files of ``numpy.savez`` and ``numpy.savez_compressed``."""
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the shapes and dtypes in the arrays' headers."""
+        """Return the shapes and dtypes in the arrays' headers, and read nothing else."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
+            members = _members(archive, keys)
             return describe_arrays(
-                {key: _header(archive, info) for key, info in _members(archive, keys).items()}
+                {key: _header(archive, member) for key, member in members.items()}
             )
 
     def read(
@@ -86,13 +83,12 @@ class NpzReader(Reader):
     ) -> tuple[Arrays, int]:
         """Return rows of the arrays; each array is read completely, to verify its checksum."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
+            members = _members(archive, keys)
             arrays = {
-                key: _parse_array(key, archive.read(info))
-                for key, info in _members(archive, keys).items()
+                key: _parse_array(key, archive.read(member)) for key, member in members.items()
             }
-        return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(
-            arrays
-        ).rows
+        rows = describe_arrays(arrays).rows
+        return {key: array[start:stop] for key, array in arrays.items()}, rows
 
 
 @dataclass(frozen=True)
@@ -115,8 +111,7 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
 
 
 def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
-    """Return the header of an array and its number of bytes; check it against ``size``, the bytes
-    of all.
+    """Return the header of an array and its number of bytes, checked against ``size``, all bytes.
 
     Only the parsing, not the reading, waits for other threads.
     """
@@ -130,10 +125,10 @@ def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
                 f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read"
             )
         header = _Header(*_READ_HEADER[version](start))
-    data = math.prod(header.shape) * header.dtype.itemsize
-    if min(header.shape, default=0) < 0 or (
-        start.tell() + data != size and not header.dtype.hasobject
-    ):
+    data_bytes = math.prod(header.shape) * header.dtype.itemsize
+    is_negative = min(header.shape, default=0) < 0
+    is_of_size = start.tell() + data_bytes == size or header.dtype.hasobject
+    if is_negative or not is_of_size:
         raise FileContentError(
             f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes"
         )
@@ -161,17 +156,14 @@ ARRAY_NAME = "x"
 
 
 class NpyReader(ArraysReader):
-    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is
-    named x.
+    """Reads the requested rows of files of ``numpy.save``, which are memory-mapped.
 
-    Remote files are read whole.
+    The array is named x. Remote files are read whole.
     """
 
     @contextmanager
     def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
-        """Map the file into memory; raise an error if it is too short for the shape in its
-        header.
-        """
+        """Map the file into memory; one too short for the shape in its header is an error."""
         select_keys(keys, (ARRAY_NAME,))
         with open_binary(path) as file:
             if is_remote(path):
@@ -179,12 +171,15 @@ class NpyReader(ArraysReader):
                 return
             header, start = _parse_header(file, os.fstat(file.fileno()).st_size)
             check_no_objects(ARRAY_NAME, header.dtype)
-            options: Any = {"mode": "r", "order": "F" if header.is_fortran else "C"}
-            yield {
-                ARRAY_NAME: np.memmap(
-                    path, header.dtype, offset=start, shape=header.shape, **options
-                )
-            }
+            array: Any = np.memmap(
+                path,
+                header.dtype,
+                mode="r",
+                offset=start,
+                shape=header.shape,
+                order="F" if header.is_fortran else "C",
+            )
+            yield {ARRAY_NAME: array}
 
 
 _TENSORS = ("x", "y")
@@ -192,11 +187,11 @@ _TENSORS = ("x", "y")
 
 
 class TorchReader(ArraysReader):
-    """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by
-    ``torch.save``.
+    """Reads what ``torch.save`` saved: a dict of tensors, a tensor (x), or one or two (x, y).
 
-    Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested
-    rows are read. Remote files, and those of torch before version 1.6, are read whole.
+    One or two are in a tuple or list. Only tensors are unpickled (``weights_only``). The file is
+    memory-mapped: only the requested rows are read. Remote files, and those of torch before version
+    1.6, are read whole.
     """
 
     @contextmanager

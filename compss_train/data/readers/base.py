@@ -31,8 +31,7 @@ Arrays = dict[str, Block]
 
 
 class Reader(ABC):
-    """Reads one file format. Instances are pickled for tasks and used by several threads at the
-    same time.
+    """Reads one file format; instances are pickled for tasks, and used by several threads at once.
 
     Exceptions become a ``BadFileError`` that names the file: messages continue a sentence that
     starts with the file's name. Called as ``reader(filename, get_data=False)`` a reader returns the
@@ -42,38 +41,36 @@ class Reader(ABC):
 
     @abstractmethod
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the number of rows and the layout of a file, or of some of its arrays, from its
-        headers.
-        """
+        """Return the number of rows and the layout of a file's arrays, from its headers."""
 
     def _with(self, **changes: Any) -> Self:
         """Return a reader with other values of these attributes."""
-        changed = copy.copy(self)
-        vars(changed).update(changes)
-        return changed
+        reader = copy.copy(self)
+        vars(reader).update(changes)
+        return reader
 
     @abstractmethod
     def read(
         self, path: str, start: int, stop: int, keys: Collection[str] | None = None
     ) -> tuple[Arrays, int]:
-        """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number
-        of rows.
+        """Return rows ``start`` to ``stop`` of these arrays, and the file's number of rows.
+
+        All arrays are read by default.
         """
 
     def read_good(
         self, path: str, start: int, stop: int, keys: Collection[str] | None, layout: Layout | None
     ) -> tuple[Arrays, int, Mapping[int, BadFileError]]:
-        """Return what ``read`` does, and the errors of rows that cannot be read alone, by their
-        place among these.
+        """Return what ``read`` does, and the errors of bad rows, by their place from ``start`` on.
 
-        Their values mean nothing. Rows of another ``layout`` are such rows. Most formats are read
-        whole or not at all.
+        Bad rows cannot be read, or have another ``layout``; their values mean nothing. Most formats
+        have none: they are read whole or not at all.
         """
-        return *self.read(path, start, stop, keys), {}
+        arrays, rows = self.read(path, start, stop, keys=keys)
+        return arrays, rows, {}
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
-        """Return the size and version of the file with these rows; ``None`` if its store does not
-        have them.
+        """Return the size and version of the file with these rows, if its store has them.
 
         A file without a stamp is not kept in a cache.
         """
@@ -85,8 +82,7 @@ class Reader(ABC):
         used: Collection[str],
         classes: Mapping[str, Sequence[Any]],
     ) -> "Reader":
-        """Return a reader of these ``groups`` of columns, where ``used`` columns of strings become
-        classes.
+        """Return a reader of ``groups`` of columns, where ``used`` columns of strings are classes.
 
         Raises ``TypeError`` if the files are not tables.
         """
@@ -101,28 +97,23 @@ class Reader(ABC):
         return self
 
     def with_floats(self, layout: Layout, floats: str) -> "tuple[Reader, Layout]":
-        """Return a reader that converts floating-point columns of tables to this dtype, and its
-        layout.
-        """
+        """Return a reader that converts floating-point columns of tables, and its layout."""
         return self, layout
 
     def with_files(self, number: int, names: Mapping[int, str]) -> "Reader":
-        """Return a reader that knows the number of files in a folder, and the names of some files
-        by row.
-        """
+        """Return a reader that knows the number of files in a folder, and names of some by row."""
         return self
 
     def __call__(self, filename: str, get_data: bool = False) -> int | tuple[Arrays, int]:
-        """Return the number of samples, or with ``get_data`` a dict of all arrays and that
-        number.
-        """
+        """Return the number of samples; with ``get_data`` a dict of all arrays and the number."""
         rows = self.describe(filename).rows
         return self.read(filename, 0, rows) if get_data else rows
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> Description:
-    """Describe objects with ``shape`` and ``dtype``; raise ``FileContentError`` for scalars and
-    Python objects.
+    """Describe objects with ``shape`` and ``dtype``.
+
+    Raises ``FileContentError`` for scalars and Python objects.
     """
     for key, array in arrays.items():
         if len(array.shape) == 0:
@@ -132,15 +123,12 @@ def describe_arrays(arrays: Mapping[str, Any]) -> Description:
             )
         check_no_objects(key, array.dtype)
     rows = common_length({key: int(array.shape[0]) for key, array in arrays.items()})
-    return Description(
-        rows, {key: Field(str(a.dtype), tuple(a.shape[1:])) for key, a in arrays.items()}
-    )
+    layout = {key: Field(str(array.dtype), tuple(array.shape[1:])) for key, array in arrays.items()}
+    return Description(rows, layout)
 
 
 def check_no_objects(key: str, dtype: Any) -> None:
-    """Raise ``FileContentError`` for arrays of Python objects: unpickling them could run any
-    code.
-    """
+    """Raise ``FileContentError`` for arrays of Python objects: unpickling could run any code."""
     if isinstance(dtype, np.dtype) and dtype.hasobject:
         raise FileContentError(
             f"holds Python objects in {key!r}, which are pickled and therefore not read; save "
@@ -152,8 +140,11 @@ def select_keys(keys: Collection[str] | None, names: Collection[str]) -> list[st
     """Return the names of the arrays to read; raise ``FileContentError`` if one is missing."""
     if keys is None:
         return list(names)
-    if missing := [key for key in keys if key not in names]:
-        raise FileContentError(f"has no array {quote_names(missing)}; it has {quote_names(names)}")
+    missing_keys = [key for key in keys if key not in names]
+    if missing_keys:
+        raise FileContentError(
+            f"has no array {quote_names(missing_keys)}; it has {quote_names(names)}"
+        )
     return list(keys)
 
 
@@ -180,8 +171,7 @@ class CustomReader(Reader):
         return Description(int(rows), None)
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
-        """Return the size and version of the file; empty for names that only the function
-        understands.
+        """Return the size and version of the file; empty for names that only the function knows.
 
         Such names are assumed to mean the same data for the lifetime of a cache.
         """
@@ -198,13 +188,12 @@ class CustomReader(Reader):
             raise FileContentError(
                 "cannot be used: with get_data=True the reader must return (dict of arrays, number)"
             )
-        given = {key: returned[0][key] for key in select_keys(keys, returned[0])}
-        for key, value in given.items():
+        arrays: dict[str, Any] = {}
+        for key in select_keys(keys, returned[0]):
+            value = returned[0][key]
             check_values(f"{key!r} in it", value)
-        arrays = {
-            key: value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
-            for key, value in given.items()
-        }
+            is_tensor = isinstance(value, torch.Tensor)
+            arrays[key] = value.detach().cpu() if is_tensor else np.asarray(value)
         length = describe_arrays(arrays).rows
         if length != returned[1]:
             raise FileContentError(
@@ -214,8 +203,7 @@ class CustomReader(Reader):
 
 
 def reader_id(reader: Reader) -> str:
-    """Return a string that identifies the reader, its settings and its code; empty if they cannot
-    be pickled.
+    """Return what identifies the reader, its settings and its code; empty if it cannot be pickled.
 
     A reader of this package is identified by its name, not by its module, so that an index stays
     valid when the class moves. Other readers are pickled with their class. A function or class
@@ -223,15 +211,15 @@ def reader_id(reader: Reader) -> str:
     module's file represent its code.
     """
     kind = type(reader)
-    own = reader.function if isinstance(reader, CustomReader) else reader
-    own = own.func if isinstance(own, partial) else own
-    code = own if inspect.isroutine(own) else type(own)
+    is_of_package = kind.__module__.startswith(__package__)
     try:
-        content = cloudpickle.dumps(
-            vars(reader) if kind.__module__.startswith(__package__) else reader
-        )
+        content = cloudpickle.dumps(vars(reader) if is_of_package else reader)
     except Exception:
         return ""
+    function = reader.function if isinstance(reader, CustomReader) else reader
+    if isinstance(function, partial):
+        function = function.func
+    code = function if inspect.isroutine(function) else type(function)
     stamp = None
     if str(getattr(code, "__module__", None)).partition(".")[0] not in ("__main__", "compss_train"):
         with suppress(TypeError, OSError):  # built in, or of a notebook

@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from compss_train.data.arrow_columns import import_pyarrow
 from compss_train.data.layout import FileContentError, quote_names
 from compss_train.data.locations import open_binary, suffix_of
 from compss_train.data.readers.rounded_integers import large_floats, rounding_error
-from compss_train.data.readers.table import OpenTable, TableReader
+from compss_train.data.readers.table import OpenTable, TableReader, check_columns
 
 
 class CsvReader(TableReader):
@@ -60,66 +61,67 @@ class CsvReader(TableReader):
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[OpenTable]:
         """Read a file; only these columns are converted."""
-        pyarrow = import_pyarrow()
         csv = import_pyarrow("pyarrow.csv")
         delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
-        types = dict.fromkeys(self.texts, pyarrow.string())
-        for name, classes in self.classes.items():
-            types[name] = pyarrow.array(list(classes)).type
-        types |= {
-            name: pyarrow.from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()
-        }
+        convert_options = self._convert_options()
         options = {
             "read_options": csv.ReadOptions(
                 use_threads=False, column_names=self.names, encoding=self.encoding
             ),
             "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            "convert_options": csv.ConvertOptions(
-                column_types=types,
-                strings_can_be_null=True,
-                decimal_point=self.decimal,
-                null_values=sorted(
-                    {*csv.ConvertOptions().null_values} - {*chain(*self.classes.values())}
-                ),
-            ),
+            "convert_options": convert_options,
         }
         with open_binary(path) as source:
-            if (
-                source.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-                and "16" not in self.encoding
-            ):
+            is_utf_16 = source.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            if is_utf_16 and "16" not in self.encoding:
                 raise FileContentError("is text in UTF-16: give CsvReader(encoding='utf-16')")
             source.seek(0)
             if columns is not None:
-                names = csv.open_csv(source, **options).schema.names
-                if missing := [name for name in columns if name not in names]:
-                    raise FileContentError(
-                        f"has no column {quote_names(missing)}; it has {quote_names(names)}"
-                    )
-                options["convert_options"].include_columns = list(columns)
+                check_columns(columns, csv.open_csv(source, **options).schema.names)
+                convert_options.include_columns = list(columns)
                 source.seek(0)
             table = csv.read_csv(source, **options)
             if not len(table):
                 raise FileContentError("holds no samples")
             for name, rows in large_floats(table, {*self.dtypes, *self.classes}):
                 source.seek(0)
-                options["convert_options"].include_columns, column_types = (
-                    [name],
-                    {name: pyarrow.string()},
-                )
-                options["convert_options"].column_types = column_types
-                texts = csv.read_csv(source, **options)[name].to_pylist()
-                if (
-                    row := next((row for row in rows if texts[row].strip(" +-").isdecimal()), None)
-                ) is not None:
-                    raise rounding_error(
-                        name, row, texts[row], (f"CsvReader(dtypes={{{name!r}: 'float64'}})")
-                    )
-            if other := [
-                field.name for field in table.schema if pyarrow.types.is_binary(field.type)
-            ]:
-                raise FileContentError(
-                    f"is no text in UTF-8, in {quote_names(other)}: give "
-                    "CsvReader(encoding='latin-1'), or the encoding that it has"
-                )
+                _check_not_rounded(source, name, rows, options=options)
+            _check_utf_8(table.schema)
             yield OpenTable(table.schema, (len(table),), lambda _, names: table.select(names))
+
+    def _convert_options(self) -> Any:
+        pyarrow = import_pyarrow()
+        csv = import_pyarrow("pyarrow.csv")
+        types = dict.fromkeys(self.texts, pyarrow.string())
+        for name, classes in self.classes.items():
+            types[name] = pyarrow.array(list(classes)).type
+        for name, dtype in self.dtypes.items():
+            types[name] = pyarrow.from_numpy_dtype(np.dtype(dtype))
+        nulls = {*csv.ConvertOptions().null_values} - {*chain(*self.classes.values())}
+        return csv.ConvertOptions(
+            column_types=types,
+            strings_can_be_null=True,
+            decimal_point=self.decimal,
+            null_values=sorted(nulls),
+        )
+
+
+def _check_not_rounded(source: Any, name: str, rows: list[int], options: dict[str, Any]) -> None:
+    """Raise ``FileContentError`` if one of these rows of a column of floats is an integer."""
+    options["convert_options"].include_columns = [name]
+    options["convert_options"].column_types = {name: import_pyarrow().string()}
+    texts = import_pyarrow("pyarrow.csv").read_csv(source, **options)[name].to_pylist()
+    for row in rows:
+        if texts[row].strip(" +-").isdecimal():
+            advice = f"CsvReader(dtypes={{{name!r}: 'float64'}})"
+            raise rounding_error(name, row, texts[row], advice=advice)
+
+
+def _check_utf_8(schema: Any) -> None:
+    is_binary = import_pyarrow().types.is_binary
+    names = [field.name for field in schema if is_binary(field.type)]
+    if names:
+        raise FileContentError(
+            f"is no text in UTF-8, in {quote_names(names)}: give "
+            "CsvReader(encoding='latin-1'), or the encoding that it has"
+        )

@@ -44,8 +44,7 @@ _THREADS = 8
 
 
 class ImageFolderReader(Reader):
-    """Reads images from a folder with one subfolder per class, the layout of torchvision's
-    ``ImageFolder``.
+    """Reads images from a folder with a subfolder a class, as torchvision's ``ImageFolder`` does.
 
     Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the index of the
     subfolder in the sorted names. Because a folder lists images class by class, rows are in a fixed
@@ -91,9 +90,7 @@ class ImageFolderReader(Reader):
         used: Collection[str],
         classes: Mapping[str, Sequence[Any]],
     ) -> Self:
-        """Return a reader whose classes are ``classes["y"]``; raise ``TypeError`` for
-        ``groups``.
-        """
+        """Return a reader whose classes are ``classes["y"]``; ``groups`` are a ``TypeError``."""
         super().with_columns(groups, used, {})
         return self._with(classes={**self.classes, **classes})
 
@@ -105,81 +102,98 @@ class ImageFolderReader(Reader):
         return self._with(listed=(number, names))
 
     def images(self, folder: str) -> list[str]:
-        """Return the names of the images in the order of their rows, from the folder:
-        ``class/name``.
+        """Return the names of the images, ``class/name``, in the order of their rows.
 
         The folder may be an image itself, whose name from there is empty.
         """
         return self._images(folder)[0]
 
     def _images(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the images in a folder in the order of their rows, and those that are no
-        samples.
-        """
+        """Return a folder's images in the order of their rows, and those that are no samples."""
         if folder.lower().endswith(SUFFIXES) and not locations.is_folder(folder):
             return [""], []
-        names = [
-            name
-            for name in locations.files_below(folder)
-            if name.lower().endswith(SUFFIXES + _UNREAD)
-        ]
-        found = sorted(
-            name for name in names if name.count("/") and name.lower().endswith(SUFFIXES)
-        )
-        if not found:
+        samples = []
+        unread = []
+        for name in sorted(locations.files_below(folder)):
+            suffixed = name.lower()
+            if suffixed.endswith(SUFFIXES) and "/" in name:
+                samples.append(name)
+            elif suffixed.endswith(SUFFIXES + _UNREAD):
+                unread.append(name)
+        if not samples:
             raise FileContentError(
                 f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); "
                 "give its files, for example '*.npz' or '*.png'"
             )
-        order = np.random.default_rng(0).permutation(len(found))
-        return [found[place] for place in order], sorted({*names} - {*found})
+        order = np.random.default_rng(0).permutation(len(samples))
+        return [samples[place] for place in order], unread
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the number of images, their layout and the classes; reads one image unless a size
-        is given.
+        """Return the number of images, their layout and the classes.
+
+        Without a size, the first image is read.
         """
-        images, others = self._images(path)
-        classes = {"y": tuple(self.classes.get("y") or _classes_of(images))} if images[0] else {}
+        images, unread = self._images(path)
         sides = self.size or self._first_size(path, images)
-        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(
-            classes, Field("int64", ())
-        )
+        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))}
+        classes = {}
+        if images[0]:
+            layout["y"] = Field("int64", ())
+            classes["y"] = tuple(self.classes.get("y") or _classes_of(images))
         bounds = [*range(0, len(images), self.rows), len(images)]
         return Description(
-            len(images),
-            {key: layout[key] for key in select_keys(keys, layout)},
+            rows=len(images),
+            layout={key: layout[key] for key in select_keys(keys, layout)},
             blocks=tuple(stop - start for start, stop in pairwise(bounds)),
             classes=classes,
             files=tuple(images),
             unread_frames=self._unread_frames(path, images),
-            unread_files=tuple(others),
+            unread_files=tuple(unread),
         )
 
     def read(
         self, path: str, start: int, stop: int, keys: Collection[str] | None = None
     ) -> tuple[Arrays, int]:
         """Return the images of these rows, and their classes."""
-        arrays, number, bad = self.read_good(path, start, stop, keys, None)
-        for error in bad.values():
+        arrays, number, errors = self.read_good(path, start, stop, keys=keys, layout=None)
+        for error in errors.values():
+            if error.file == path:
+                raise FileContentError(error.reason)
             name = error.file.removeprefix(f"{path}/")
-            raise FileContentError(
-                error.reason if error.file == path else (f"holds {name}, which {error.reason}")
-            )
+            raise FileContentError(f"holds {name}, which {error.reason}")
         return arrays, number
 
     def read_good(
         self, path: str, start: int, stop: int, keys: Collection[str] | None, layout: Layout | None
     ) -> tuple[Arrays, int, Mapping[int, BadFileError]]:
-        """Return the images, their classes, and the errors of images that are bad, or of another
-        size.
-        """
+        """Return the images, their classes, and the errors of bad ones, or of another size."""
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
         chosen = select_keys(keys, ("x",) if names == [""] else ("x", "y"))
-        good = []
-        bad = {}
-        shape = layout["x"].shape if layout is not None and "x" in chosen else None
-        for place, name in enumerate(names if "x" in chosen else ()):
+        arrays: Arrays = {}
+        errors: dict[int, BadFileError] = {}
+        if "x" in chosen:
+            shape = None if layout is None else layout["x"].shape
+            pixels, errors = self._pixels(path, names, shape)
+            if pixels is not None:
+                arrays["x"] = pixels
+        if "y" in chosen:
+            classes = self.classes.get("y") or _classes_of(images.values())
+            classes_of_rows = [_class_of(name) for name in names]
+            places = np.arange(len(names))
+            arrays["y"] = class_codes("y", classes_of_rows, places, classes=classes, first=start)
+        return {key: arrays[key] for key in chosen if key in arrays}, number, errors
+
+    def _pixels(
+        self, path: str, names: Sequence[str], shape: tuple[int, ...] | None
+    ) -> tuple[NDArray[np.uint8] | None, dict[int, BadFileError]]:
+        """Return the pixels of images, and the errors of bad ones by place; ``None`` for all bad.
+
+        Without a ``shape``, images of another shape than the first good one are bad.
+        """
+        images = []
+        errors = {}
+        for place, name in enumerate(names):
             try:
                 image = self._decode(path, name)
                 shape = shape or image.shape
@@ -188,36 +202,31 @@ class ImageFolderReader(Reader):
                         f"has the size {image.shape[1:]}, unlike others with {tuple(shape[1:])}: "
                         "resize them with reader=ImageFolderReader(size=(height, width))"
                     )
-                good.append(image)
+                images.append(image)
             except FileContentError as error:
-                bad[place] = BadFileError(image_path(path, name), str(error))
-                good.append(np.zeros(shape or (), np.uint8))
-        arrays: Arrays = {}
-        if "x" in chosen and shape is not None:
-            arrays["x"] = np.stack([np.broadcast_to(image, shape) for image in good])
-        if "y" in chosen:
-            classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
-            found = list(map(_class_of, names))
-            arrays["y"] = class_codes("y", found, np.arange(len(names)), classes, start)
-        return {key: arrays[key] for key in chosen if key in arrays}, number, bad
+                errors[place] = BadFileError(image_path(path, name), str(error))
+                images.append(np.zeros(shape or (), np.uint8))
+        if shape is None:
+            return None, errors
+        return np.stack([np.broadcast_to(image, shape) for image in images]), errors
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
-        """Return a checksum of the sizes and versions of the images in these rows; ``None`` for no
-        rows.
+        """Return a checksum of the sizes and versions of the images in these rows.
 
-        The folder's own modification time does not reflect changes below it.
+        ``None`` without rows, or if a store does not have versions. The folder's own modification
+        time does not reflect changes below it.
         """
         if start == stop:
             return None
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
+        paths = [image_path(path, name) for name in names]
         with ThreadPoolExecutor(_THREADS) as threads:
-            stamps = list(
-                threads.map(lambda name: locations.file_stamp(image_path(path, name)), names)
-            )
+            stamps = list(threads.map(locations.file_stamp, paths))
         if None in stamps:
             return None
-        return [int(hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()[:15], 16)]
+        digest = hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()
+        return [int(digest[:15], 16)]
 
     def _listing(self, path: str) -> tuple[int, Mapping[int, str]]:
         if self.listed is not None:
@@ -227,40 +236,39 @@ class ImageFolderReader(Reader):
 
     def _first_size(self, path: str, names: Sequence[str]) -> tuple[int, ...]:
         """Return height and width of the first image that can be read."""
-        first: FileContentError | None = None
+        first_error: FileContentError | None = None
         for name in names:
             try:
                 return self._decode(path, name).shape[1:]
             except FileContentError as error:
-                first = first or FileContentError(
-                    f"holds {name}, which {error}" if name else str(error)
-                )
-        raise first or FileContentError("holds no images")
+                reason = f"holds {name}, which {error}" if name else str(error)
+                first_error = first_error or FileContentError(reason)
+        raise first_error or FileContentError("holds no images")
 
     def _unread_frames(self, path: str, names: Sequence[str]) -> int:
         def count(name: str) -> int:
-            # Which is an error when it is read.
+            # A bad image is an error when it is read.
             with suppress(FileContentError), _opened(path, name) as image:
                 return int(getattr(image, "n_frames", 1)) - 1
             return 0
 
-        several = [name for name in names if image_path(path, name).lower().endswith(_WITH_FRAMES)]
+        suffixes = _WITH_FRAMES
+        candidates = [name for name in names if image_path(path, name).lower().endswith(suffixes)]
         with ThreadPoolExecutor(_THREADS) as threads:
-            return sum(threads.map(count, several))
+            return sum(threads.map(count, candidates))
 
     def _decode(self, path: str, name: str) -> NDArray[np.uint8]:
         """Return an image, shape (channels, height, width)."""
-        with _opened(path, name) as opened:
-            opened.load()
-            # Of damaged EXIF data; the pixels have been read.
+        with _opened(path, name) as image:
+            image.load()
+            # EXIF data may be damaged; the pixels have been read.
             with suppress(*CONTENT_ERRORS, SyntaxError):
-                _pillow("PIL.ImageOps").exif_transpose(opened, in_place=True)
-            image = _of_bytes(opened).convert(self.mode)
-            if self.size is not None and image.size != self.size[::-1]:
-                image = image.resize(self.size[::-1], _pillow().Resampling.BILINEAR)
-            pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(
-                image.height, image.width, -1
-            )
+                _pillow("PIL.ImageOps").exif_transpose(image, in_place=True)
+            converted = _of_bytes(image).convert(self.mode)
+            if self.size is not None and converted.size != self.size[::-1]:
+                converted = converted.resize(self.size[::-1], _pillow().Resampling.BILINEAR)
+            values: NDArray[np.uint8] = np.asarray(converted, np.uint8)
+            pixels = values.reshape(converted.height, converted.width, -1)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -270,13 +278,11 @@ def _pillow(module: str = "PIL.Image") -> Any:
 
 @contextmanager
 def _opened(path: str, name: str) -> Iterator[Any]:
-    """Open an image; every error in reading it is a ``FileContentError``, unless file system or
-    network fail.
-    """
+    """Open an image; what is wrong with it is a ``FileContentError``, and not a failing network."""
     module = _pillow()
     try:
-        with locations.open_binary(image_path(path, name)) as file, module.open(file) as opened:
-            yield opened
+        with locations.open_binary(image_path(path, name)) as file, module.open(file) as image:
+            yield image
     except (*CONTENT_ERRORS, OSError, SyntaxError, module.DecompressionBombError) as error:
         if isinstance(error, OSError) and (error.errno is not None or hasattr(error, "response")):
             raise
@@ -286,24 +292,22 @@ def _opened(path: str, name: str) -> Iterator[Any]:
 
 
 def _of_bytes(image: Any) -> Any:
-    """Return an image with values from 0 to 255; conversions of Pillow would cut off what is
-    larger.
-    """
+    """Return an image with values from 0 to 255; Pillow's conversions would cut off larger ones."""
     tags = image.tag_v2 if image.format == "TIFF" else {}
     is_signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
-    sixteen = image.mode.startswith("I;16") or (
+    has_16_bits = image.mode.startswith("I;16") or (
         image.mode == "I" and image.format in ("PNG", "PPM")
     )
-    if sixteen and not is_signed:
+    if has_16_bits and not is_signed:
         bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
         # The upper bits, as Pillow takes of colours with 16 bits.
         upper = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
-        return _pillow().fromarray(
-            255 - upper if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else upper
-        )
+        is_inverted = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+        return _pillow().fromarray(255 - upper if is_inverted else upper)
     if is_signed or image.mode in ("I", "F"):
-        wide = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
-        kind = "signed integers" if is_signed else wide
+        kind = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
+        if is_signed:
+            kind = "signed integers"
         raise FileContentError(
             f"has {kind}, whose range is unknown: save it with 8 or 16 bits, or as arrays (.npy)"
         )
@@ -320,8 +324,10 @@ _SIGNED = 2
 
 def image_path(folder: str, name: str) -> str:
     """Return the path of an image by its name from a folder, or from itself."""
-    inside, chained, archive = folder.partition("::")
-    return f"{inside.removesuffix('/')}/{name}{chained}{archive}" if name else folder
+    if not name:
+        return folder
+    path, separator, archive = folder.partition("::")
+    return f"{path.removesuffix('/')}/{name}{separator}{archive}"
 
 
 def _class_of(image: str) -> str:

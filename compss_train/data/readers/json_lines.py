@@ -14,8 +14,9 @@ from compss_train.data.readers.table import OpenTable, TableReader
 
 
 class JsonReader(TableReader):
-    """Reads JSON lines: an object a row, whose items are columns; a file is one block and is parsed
-    whole.
+    """Reads JSON lines: an object a row, whose items are columns.
+
+    A file is one block and is parsed whole.
     """
 
     @contextmanager
@@ -23,25 +24,27 @@ class JsonReader(TableReader):
         """Read a file."""
         reader = import_pyarrow("pyarrow.json")
         with open_binary(path) as source:
-            # In one block: types are inferred block by block, and a line may not be longer than a
-            # block.
+            # Types are inferred block by block, and a block holds whole lines: read one block.
             size = min(2**31 - 1, source.seek(0, os.SEEK_END) + 1)
             source.seek(0)
             table = reader.read_json(source, reader.ReadOptions(use_threads=False, block_size=size))
             for name, rows in large_floats(table, ()):
                 source.seek(0)
-                values = [each.get(name) for each in _objects(source.read().decode("utf-8-sig"))]
-                if (
-                    row := next((row for row in rows if isinstance(values[row], int)), None)
-                ) is not None:
-                    raise rounding_error(name, row, str(values[row]), "a number with an exponent")
+                text = source.read().decode("utf-8-sig")
+                values = [row_object.get(name) for row_object in _objects(text)]
+                for row in rows:
+                    if isinstance(values[row], int):
+                        advice = "a number with an exponent"
+                        raise rounding_error(name, row, str(values[row]), advice=advice)
             yield OpenTable(table.schema, (len(table),), lambda _, names: table.select(names))
 
 
 def _objects(text: str) -> Iterator[Any]:
     """Iterate over the values in a text of JSON."""
     decoder = json.JSONDecoder()
-    place = 0
-    while found := re.compile(r"\S").search(text, place):
-        value, place = decoder.raw_decode(text, found.start())
+    not_space = re.compile(r"\S")
+    start = not_space.search(text)
+    while start is not None:
+        value, end = decoder.raw_decode(text, start.start())
         yield value
+        start = not_space.search(text, end)

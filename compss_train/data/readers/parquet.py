@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from compss_train.data.arrow_columns import import_pyarrow
 from compss_train.data.locations import is_remote, openable
@@ -21,13 +22,11 @@ class ParquetReader(TableReader):
         remote = is_remote(path)
         options = {"page_checksum_verification": True, "memory_map": True, "pre_buffer": remote}
         with openable(path) as source, parquet.ParquetFile(source, **options) as file:
+
+            def read(numbers: list[int], names: list[str]) -> Any:
+                return file.read_row_groups(numbers, columns=names, use_threads=False)
+
             metadata = file.metadata
-            yield OpenTable(
-                file.schema_arrow,
-                tuple(
-                    metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)
-                ),
-                lambda numbers, names: file.read_row_groups(
-                    numbers, columns=names, use_threads=False
-                ),
-            )
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            rows = tuple(group.num_rows for group in groups)
+            yield OpenTable(file.schema_arrow, rows, read)

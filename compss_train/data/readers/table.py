@@ -1,6 +1,4 @@
-"""Readers of tables (Parquet, Arrow, JSON lines, CSV), whose columns are arrays; need the extra
-``arrow``.
-"""
+"""``TableReader``: what readers of tables have in common; they need the extra ``arrow``."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,7 +23,7 @@ from compss_train.data.conversions import check_numbers, float_dtype
 from compss_train.data.layout import Description, Field, FileContentError, Layout, quote_names
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers.base import Arrays, Reader, select_keys
-from compss_train.data.text_columns import no_number
+from compss_train.data.text_columns import text_among_numbers
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,27 @@ class OpenTable:
         return self.read(numbers, list(names)).slice(start - first, max(0, stop - start))
 
 
+def check_columns(columns: Collection[str], names: Collection[str]) -> None:
+    """Raise ``FileContentError`` unless a table with columns of these names has ``columns``."""
+    missing_columns = [name for name in columns if name not in names]
+    if missing_columns:
+        raise FileContentError(
+            f"has no column {quote_names(missing_columns)}; it has {quote_names(names)}"
+        )
+
+
+def _is_integer(kind: Any) -> bool:
+    """Return whether columns of this Arrow type hold integers, or lists of them."""
+    dtype, _ = number_type(kind)
+    return dtype is not None and dtype.kind in "iu"
+
+
 class TableReader(Reader):
     """Reads columns of numbers, of lists of numbers, and of strings, which become class indices.
 
-    What a column is, is the same in all files of a data set. Columns with ``classes`` are classes
-    in all of them. A column of strings in which most distinct values are numbers, but not all, is
-    an error (``no_number``).
+    Tables are files of Parquet, Arrow, JSON lines or CSV. What a column is, is the same in all
+    files of a data set. Columns with ``classes`` are classes in all of them. A column of strings in
+    which most distinct values are numbers, but not all, is an error (``text_among_numbers``).
 
     A column is an array of the same name, and several columns can form one array
     (``with_columns``). Lists must have one length: Arrow's fixed-size lists, its fixed-shape
@@ -64,9 +77,7 @@ class TableReader(Reader):
     widest: ClassVar[tuple[type[np.generic], ...]] = ()
     """Minimum dtypes of columns that form one array."""
     is_typed: ClassVar[bool] = True
-    """Whether files say of each column whether it holds strings; other readers infer it from the
-    values.
-    """
+    """Whether files say of each column whether it holds strings; else values tell."""
     number_advice: ClassVar[str] = ""
     """How numbers that are written as strings may be read."""
 
@@ -82,9 +93,7 @@ class TableReader(Reader):
         self.dtypes: Mapping[str, str] = {}
         """The dtypes of columns that the user has given."""
         self.floats: str | None = None
-        """The dtype that floating-point columns are converted to; ``None`` keeps the file's
-        dtype.
-        """
+        """The dtype that floating-point columns are converted to; ``None`` keeps the file's."""
 
     @abstractmethod
     def open(self, path: str, columns: Collection[str] | None) -> AbstractContextManager[OpenTable]:
@@ -115,7 +124,9 @@ class TableReader(Reader):
         converted = {
             key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()
         }
-        return (self, layout) if converted == layout else (self._with(floats=floats), converted)
+        if converted == layout:
+            return self, layout
+        return self._with(floats=floats), converted
 
     def with_integers(self, layout: Layout, names: Collection[str]) -> tuple[Self, Layout]:
         """Return a reader that keeps the integers of these columns, and its layout.
@@ -124,59 +135,60 @@ class TableReader(Reader):
         or y as a whole, such as pixels in CSV files, becomes floats.
         """
         parts = [key for key in self.groups if key in layout and key not in ("x", "y")]
-        whole = [key for key in parts if {*self.groups[key]} <= {*names}]
-        kept = [key for key in whole if np.dtype(layout[key].dtype).kind == "f"]
+        of_integers = [key for key in parts if {*self.groups[key]} <= {*names}]
+        kept = [key for key in of_integers if np.dtype(layout[key].dtype).kind == "f"]
         dtypes = {name: "int64" for name in self._columns(kept) if name not in self.classes}
-        own = {key: replace(layout[key], dtype="int64") for key in kept}
-        return self._with(dtypes={**dtypes, **self.dtypes}), {**layout, **own}
+        kept_layout = {key: replace(layout[key], dtype="int64") for key in kept}
+        return self._with(dtypes={**dtypes, **self.dtypes}), {**layout, **kept_layout}
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the layout of the table, its rows by block, and the classes of columns of
-        strings.
-        """
+        """Return the layout of the table, its rows by block, and the classes of columns."""
         with self.open(path, None if keys is None else self._columns(keys)) as table:
             chosen = self._chosen(keys, table.schema.names)
-            total = sum(table.blocks)
             layout = {key: self._field(table, key) for key in chosen}
-            rows = layouts.common_length(dict.fromkeys(layout, total))
-            classes = {}
-            for name in self._columns(chosen):
-                if (
-                    name in self.used
-                    and name not in self.classes
-                    and is_text(table.schema.field(name).type)
-                ):
-                    column = table.rows(0, total, [name])[name]
-                    check_no_nulls(name, column)
-                    values = column.unique().to_pylist()
-                    if len(values) > MAX_CLASSES and (wrong := no_number(values)) is not None:
-                        raise self._no_number_error(name, column, wrong)
-                    classes[name] = find_classes(name, values)
+            rows = layouts.common_length(dict.fromkeys(layout, sum(table.blocks)))
+            classes = {
+                name: self._find_classes(table, name)
+                for name in self._columns(chosen)
+                if name in self.used
+                and name not in self.classes
+                and is_text(table.schema.field(name).type)
+            }
             grouped = self._columns(key for key in chosen if key in self.groups)
-            types = {name: number_type(table.schema.field(name).type)[0] for name in grouped}
-            integers = tuple(
+            integers = [
                 name
-                for name, dtype in types.items()
-                if dtype is not None and dtype.kind in "iu" and name not in self.classes
-            )
+                for name in grouped
+                if name not in self.classes and _is_integer(table.schema.field(name).type)
+            ]
         return Description(
-            rows, layout, tuple(filter(None, table.blocks)), classes, integers=integers
+            rows=rows,
+            layout=layout,
+            blocks=tuple(filter(None, table.blocks)),
+            classes=classes,
+            integers=tuple(integers),
         )
 
+    def _find_classes(self, table: OpenTable, name: str) -> tuple[Any, ...]:
+        column = table.rows(0, sum(table.blocks), [name])[name]
+        check_no_nulls(name, column)
+        values = column.unique().to_pylist()
+        if len(values) > MAX_CLASSES:
+            misfit = text_among_numbers(values)
+            if misfit is not None:
+                raise self._text_among_numbers_error(name, column, misfit)
+        return find_classes(name, values)
+
     def with_texts(self, names: Collection[str]) -> Self:
-        """Return a reader that reads these columns as strings, also where they look like
-        numbers.
-        """
+        """Return a reader that reads these columns as strings, even if they look like numbers."""
         return self._with(texts=tuple(dict.fromkeys([*self.texts, *names])))
 
-    def no_number_error(self, path: str, name: str, value: str) -> FileContentError:
+    def text_among_numbers_error(self, path: str, name: str, value: str) -> FileContentError:
         """Return the error for a value of a column of strings where most values are numbers."""
         with self.open(path, [name]) as table:
-            return self._no_number_error(
-                name, table.rows(0, sum(table.blocks), [name])[name], value
-            )
+            column = table.rows(0, sum(table.blocks), [name])[name]
+            return self._text_among_numbers_error(name, column, value)
 
-    def _no_number_error(self, name: str, column: Any, value: str) -> FileContentError:
+    def _text_among_numbers_error(self, name: str, column: Any, value: str) -> FileContentError:
         row = column.to_pylist().index(value)
         return FileContentError(
             f"holds {value!r} in {name!r}, in row {row}, where most values are numbers: convert "
@@ -200,16 +212,14 @@ class TableReader(Reader):
     def _chosen(self, keys: Collection[str] | None, columns: Sequence[str]) -> list[str]:
         """Return the arrays to read: by default the groups, and the columns that are in none."""
         grouped = {*self.groups, *self._columns(self.groups)}
-        chosen = select_keys(
-            keys, [*self.groups, *(name for name in columns if name not in grouped)]
-        )
-        if missing := [name for name in self._columns(chosen) if name not in columns]:
+        ungrouped = [name for name in columns if name not in grouped]
+        chosen = select_keys(keys, [*self.groups, *ungrouped])
+        chosen_columns = self._columns(chosen)
+        check_columns(chosen_columns, columns)
+        ambiguous = [name for name in chosen_columns if columns.count(name) > 1]
+        if ambiguous:
             raise FileContentError(
-                f"has no column {quote_names(missing)}; it has {quote_names(columns)}"
-            )
-        if several := [name for name in self._columns(chosen) if columns.count(name) > 1]:
-            raise FileContentError(
-                f"has several columns {quote_names(several)}; give each a name of its own"
+                f"has several columns {quote_names(ambiguous)}; give each a name of its own"
             )
         return chosen
 
@@ -218,10 +228,9 @@ class TableReader(Reader):
         columns = {name: self._column(table, name) for name in self._columns([key])}
         if key not in self.groups:
             dtype, shape = columns[key]
-            return Field(
-                str(dtype if isinstance(dtype, str) else float_dtype(dtype, self.floats)),
-                shape,
-            )
+            if not isinstance(dtype, str):
+                dtype = float_dtype(dtype, self.floats)
+            return Field(str(dtype), shape)
         for name, (dtype, shape) in columns.items():
             check_numbers(name, dtype)
             if shape:
@@ -229,17 +238,21 @@ class TableReader(Reader):
                     f"holds lists in {name!r}, which cannot be beside other columns: give "
                     f"{name!r} alone"
                 )
-        texts = (name for name in columns if is_text(table.schema.field(name).type))
-        dtype = self._dtype_of_group({name: dtype for name, (dtype, _) in columns.items()}, *texts)
-        return Field(str(dtype), (len(columns),))
+        texts = [name for name in columns if is_text(table.schema.field(name).type)]
+        dtypes = {name: dtype for name, (dtype, _) in columns.items()}
+        return Field(str(self._dtype_of_group(dtypes, texts)), (len(columns),))
 
-    def _dtype_of_group(self, dtypes: Mapping[str, Any], *texts: str) -> np.dtype[Any]:
-        """Return the dtype of columns that form one array: as in torch, integers do not widen
-        floats.
+    def _dtype_of_group(
+        self, dtypes: Mapping[str, Any], texts: Collection[str] = ()
+    ) -> np.dtype[Any]:
+        """Return the dtype of columns that form one array.
+
+        As in torch, integers do not widen floats. ``texts`` are the columns of strings.
         """
         floats = [dtype for dtype in dtypes.values() if dtype.kind == "f"]
-        widest = () if dtypes.keys() <= {*self.dtypes, *self.classes, *texts} else self.widest
-        return float_dtype(np.result_type(*widest, *(floats or dtypes.values())), self.floats)
+        is_given = dtypes.keys() <= {*self.dtypes, *self.classes, *texts}
+        least = () if is_given else self.widest
+        return float_dtype(np.result_type(*least, *(floats or dtypes.values())), self.floats)
 
     def _column(self, table: OpenTable, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
@@ -262,30 +275,27 @@ class TableReader(Reader):
         return dtype, tuple(shape)
 
     def _array(self, rows: Any, key: str, first: int) -> NDArray[Any]:
-        columns = [
-            self._values(rows[name].combine_chunks(), name, first) for name in self._columns([key])
-        ]
+        columns = {
+            name: self._values(rows[name].combine_chunks(), name, first)
+            for name in self._columns([key])
+        }
         if key in self.groups:
-            dtypes = {
-                name: column.dtype for name, column in zip(self.groups[key], columns, strict=True)
-            }
-            return np.stack(columns, axis=1, dtype=self._dtype_of_group(dtypes))
-        dtype = float_dtype(columns[0].dtype, self.floats)
-        as_it_is = dtype == columns[0].dtype and columns[0].flags.writeable
-        return columns[0] if as_it_is else columns[0].astype(dtype)
+            dtypes = {name: values.dtype for name, values in columns.items()}
+            return np.stack([*columns.values()], axis=1, dtype=self._dtype_of_group(dtypes))
+        values = columns[key]
+        dtype = float_dtype(values.dtype, self.floats)
+        is_usable = dtype == values.dtype and values.flags.writeable
+        return values if is_usable else values.astype(dtype)
 
     def _values(self, column: Any, name: str, first: int) -> NDArray[Any]:
-        """Return a column; raise ``FileContentError`` for missing values and for values that are
-        not numbers.
-        """
+        """Return a column; raise ``FileContentError`` for missing values and other than numbers."""
         check_no_nulls(name, column, first)
         if name in self.classes:
             check_coded(name, column.type, self.classes[name])
             coded = column if hasattr(column, "indices") else column.dictionary_encode()
             places = coded.indices.to_numpy(zero_copy_only=False)
-            return class_codes(
-                name, coded.dictionary.to_pylist(), places, self.classes[name], first
-            )
+            values = coded.dictionary.to_pylist()
+            return class_codes(name, values, places, classes=self.classes[name], first=first)
         if number_type(column.type)[0] is None:
             check_numbers(name, str(column.type))
         block = number_blocks(name, [column])[0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compss_train import BadFileError, FileDataset
 from compss_train.data.classes import MAX_CLASSES
 from compss_train.data.readers import CsvReader
-from compss_train.data.text_columns import no_number
+from compss_train.data.text_columns import text_among_numbers
 from tests.data.readers.formats import in_every, names, same
 from tests.data.readers.table_files import TABLES, TYPED, pa
 from tests.data.readers.test_table import read_all
@@ -136,7 +136,7 @@ def test_numbers_that_are_text_are_no_classes(tmp_path, form, options, values, r
     ids=str,
 )
 def test_words_and_names_of_classes_are_classes(values):
-    assert no_number(values) is None
+    assert text_among_numbers(values) is None
 
 
 def test_a_value_is_named_with_its_file_and_row(tmp_path):
