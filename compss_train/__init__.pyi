@@ -26,9 +26,9 @@ from compss_train.model.train_transform import TrainTransform as TrainTransform
 from compss_train.model.training_step import StepContext as StepContext
 from compss_train.online import SampleSender as SampleSender
 from compss_train.online.input_samplers import InputSampler as InputSampler
-from compss_train.online.input_samplers import SpacedInputs as SpacedInputs
 from compss_train.online.options import Simulations as Simulations
 from compss_train.online.solver import Solver as Solver
+from compss_train.online.spaced_inputs import SpacedInputs as SpacedInputs
 from compss_train.samplers import PartialShuffle as PartialShuffle
 from compss_train.samplers import PartialShuffleSampler as PartialShuffleSampler
 from compss_train.trainer import DistributedTrainer as DistributedTrainer

@@ -18,7 +18,7 @@ from compss_train.net import Client, Header, MessageError, Received, ReceivedArr
 from compss_train.online.ending import Ending, Phase
 from compss_train.online.events import EventServer
 from compss_train.online.online_job import OnlineJob
-from compss_train.online.records import Recorder
+from compss_train.online.recorder import Recorder
 from compss_train.online.saves import SavedStudy
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter

@@ -1,5 +1,4 @@
-"""What the coordinator hears: the messages of all clients, and whether the fit's own tasks are
-still there.
+"""What the coordinator hears of its clients, and whether the fit's own tasks are still there.
 
 Clients are workers, simulations, external senders and evaluations.
 """
@@ -26,8 +25,9 @@ from compss_train.net import (
 )
 
 RECONNECT_SECONDS = 120.0
-"""How long a task may take to reconnect after its process died, for engines that cannot report a
-lost task.
+"""How long a task whose process died may take to reconnect.
+
+For engines that cannot report a lost task.
 """
 
 SENDER = "sender"
@@ -48,30 +48,28 @@ class EventServer(Closable):
         self._servers = [self._tasks]
         self._clients: set[Client] = set()
         self._held: deque[Received] = deque()
-        """Losses and the greetings of replacements, which are reported after the last messages of
-        the lost.
+        """Losses of clients, and greetings of what replaces them.
+
+        They are reported after the last messages of the lost clients.
         """
         self._poller = zmq.Poller()
         self._poller.register(self._tasks.socket, zmq.POLLIN)
         self.address = self._tasks.address
 
     def listen_for_senders(self, address: str, token: str) -> Address:
-        """Listen at another address, for senders only, which present this token; return where they
-        connect.
-        """
-        self._servers.append(MessageServer(address, token))
-        self._poller.register(self._servers[-1].socket, zmq.POLLIN)
-        return self._servers[-1].address
+        """Listen at another address, for senders with this token; return where they connect."""
+        server = MessageServer(address, token)
+        self._servers.append(server)
+        self._poller.register(server.socket, zmq.POLLIN)
+        return server.address
 
     def next(self, timeout: float) -> Received | None:
-        """Return the next message, or ``None`` after ``timeout`` seconds; a client's first one
-        gives its role.
+        """Return the next message, or ``None`` after ``timeout`` seconds.
+
+        The first one of a client gives its role.
         """
-        if (
-            (received := self._next()) is None
-            and timeout
-            and self._poller.poll(math.ceil(1000 * timeout))
-        ):
+        received = self._next()
+        if received is None and timeout and self._poller.poll(math.ceil(1000 * timeout)):
             return self._next()
         return received
 
@@ -79,25 +77,37 @@ class EventServer(Closable):
         for server in self._servers:
             while (received := server.receive()) is not None:
                 client, header, _ = received
-                if header is client.greeting:
-                    try:
-                        with parsing():
-                            lost = self._replaced(header, tasks=server is self._tasks)
-                    except MessageError as error:
-                        client.refuse(error)
-                        continue
-                    self._clients.add(client)
-                    if lost:  # a fork takes a place within milliseconds
-                        self._held.extend([*((each, None, []) for each in lost), received])
-                        continue
+                if header is client.greeting and not self._greeted(server, received):
+                    continue
                 if self._is_known(client, header):
                     return received
-        held = (self._held.popleft() for _ in range(len(self._held)))
-        return next((each for each in held if self._is_known(*each[:2])), None)
+        for _ in range(len(self._held)):
+            received = self._held.popleft()
+            client, header, _ = received
+            if self._is_known(client, header):
+                return received
+        return None
+
+    def _greeted(self, server: MessageServer, received: Received) -> bool:
+        """Accept a client; return whether its greeting is to be reported now."""
+        client = received[0]
+        try:
+            with parsing():
+                lost = self._replaced(client.greeting, tasks=server is self._tasks)
+        except MessageError as error:
+            client.refuse(error)
+            return False
+        self._clients.add(client)
+        # A fork takes a place within milliseconds.
+        self._held += [(replaced, None, []) for replaced in lost]
+        if lost:
+            self._held.append(received)
+        return not lost
 
     def _replaced(self, greeting: Header, *, tasks: bool) -> list[Client]:
-        """Return the lost clients whose place a new one takes; raise ``MessageError`` for roles of
-        others.
+        """Return the lost clients whose place a new one takes.
+
+        Raises ``MessageError`` for a role that does not belong to this address.
         """
         role = greeting.get("role")
         number = greeting.get("number")
@@ -107,17 +117,19 @@ class EventServer(Closable):
             return []
         if not isinstance(number, int | None):
             raise MessageError(f"number {number!r} of a {role}; give an integer")
-        places = (
-            (each, each.greeting["role"], each.greeting.get("number")) for each in self._clients
-        )
-        return [each for each, *place in places if place == [role, number] and not each.send({})]
+        lost: list[Client] = []
+        for client in self._clients:
+            place = (client.greeting["role"], client.greeting.get("number"))
+            if place == (role, number) and not client.send({}):
+                lost.append(client)
+        return lost
 
     def _is_known(self, client: Client, header: Header | None) -> bool:
         """Return whether a client has a role and is not lost; forget it with its loss."""
-        known = client in self._clients
+        is_known = client in self._clients
         if header is None:
             self._clients.discard(client)
-        return known
+        return is_known
 
     def close(self) -> None:
         """Close all connections; simulations and workers then end."""
@@ -126,8 +138,9 @@ class EventServer(Closable):
 
 
 class ConnectedTask:
-    """A task of the fit, which stays connected to the coordinator while it runs; ``submit`` submits
-    it.
+    """A task of the fit, which is connected to the coordinator while it runs.
+
+    ``submit`` submits it.
     """
 
     def __init__(self, engine: Engine, submit: Callable[[], Ref]) -> None:
@@ -167,21 +180,18 @@ class ConnectedTask:
         return time.monotonic() - self._disconnected_since if self.client is None else 0.0
 
     def restart(self, never_connected: Callable[[Exception | None], bool]) -> None:
-        """Submit it again if it was lost with its node or connection, or the engine has given it
-        up.
+        """Submit it again if it was lost with its node or connection, or the engine gave it up.
 
-        If it has ended without ever connecting, ``never_connected`` gets its exception and decides
-        whether to.
+        If it has ended without ever connecting, ``never_connected`` gets its exception and decides.
         """
         if self.client is not None:
             return
-        ended = bool(self._engine.arrived([self.ref]))
-        if ended and not self.has_connected and not never_connected(self._exception()):
+        has_ended = bool(self._engine.arrived([self.ref]))
+        if has_ended and not self.has_connected and not never_connected(self._exception()):
             return
-        known = self._engine.traits.interruptible  # what has become of tasks
-        if ended or (
-            not known and self.has_connected and self.seconds_disconnected > RECONNECT_SECONDS
-        ):
+        engine_knows = self._engine.traits.interruptible  # what has become of tasks
+        is_overdue = self.has_connected and self.seconds_disconnected > RECONNECT_SECONDS
+        if has_ended or (is_overdue and not engine_knows):
             self._start()
 
     def _exception(self) -> Exception | None:

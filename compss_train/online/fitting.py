@@ -19,13 +19,15 @@ from compss_train.net import new_token
 from compss_train.online import saves
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
 from compss_train.online.ending import Ending
+from compss_train.online.evaluation import Evaluation
 from compss_train.online.event_loop import EventLoop
 from compss_train.online.events import EventServer
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import FAILED, Inputs
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, Simulations
-from compss_train.online.records import Evaluation, Recorder, Reports
+from compss_train.online.recorder import Recorder
+from compss_train.online.reports import Reports
 from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
@@ -72,7 +74,7 @@ class OnlineFit(Fit, FitRun):
     def __post_init__(self) -> None:
         self._check_model()
         self._check_sweep()
-        self.inputs = Inputs(self.simulations.given)
+        self.inputs = Inputs(self.simulations.given_inputs)
         self.merge = self.options.merge
 
     def _check_model(self) -> None:
@@ -92,7 +94,7 @@ class OnlineFit(Fit, FitRun):
 
     def _check_sweep(self) -> None:
         sweep = self.options.buffer.sweep_size
-        inputs = self.simulations.given
+        inputs = self.simulations.given_inputs
         if sweep is None or not isinstance(inputs, Sized):
             return
         sources = len(inputs) + self.simulations.senders

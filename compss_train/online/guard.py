@@ -1,5 +1,4 @@
-"""A program that runs a command, and ends all its processes when it ends or when standard input is
-closed.
+"""A program that runs a command, and ends its processes with it, or when its input is closed.
 
 ``python -I -S guard.py COMMAND ...``: whoever starts it holds the other end of a pipe to its
 standard input, which the system closes when that process dies, however it dies. It ends as the
@@ -18,48 +17,54 @@ from contextlib import suppress
 from pathlib import Path
 
 NAME = "compss-guard"
-"""Its name among the processes of Linux, by which others leave it alone: it ends its own
-processes.
+"""Its name among the processes of Linux, by which others leave it alone.
+
+It ends its own processes.
 """
 GRACE_SECONDS = 2.0
-"""How long a command may take to end after SIGTERM, as launchers of MPI do, which end ranks on
-other nodes.
+"""How long a command may take to end after SIGTERM.
+
+Launchers of MPI end ranks on other nodes in that time.
 """
 NOT_STARTED = 127
 """Its status if the command cannot be started, as in shells."""
 TICK = 0.005
 """Seconds between looks at processes that are to end."""
 _SET_PARENT_DEATH_SIGNAL = 1
+"""Option of prctl: a child is sent a signal when the thread that made it ends."""
 _SET_NAME = 15
+"""Option of prctl: the name of the process."""
 _SET_CHILD_SUBREAPER = 36
-"""Options of prctl: a child is sent a signal when the thread that made it ends; orphans become
-children.
-"""
+"""Option of prctl: orphans among its descendants become its children."""
+_WAKING_BYTES = 4096
+"""How many bytes are read at a time from pipes whose bytes only wake."""
 
 
 def processes() -> dict[int, tuple[str, int, int]]:
-    """Return name, parent and session of each process that has not ended; nothing on systems other
-    than Linux.
+    """Return name, parent and session of each process that has not ended.
+
+    There are none on systems other than Linux.
     """
-    found = {}
+    running = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended meanwhile
             start, _, end = stat.read_text(errors="replace").rpartition(")")
             state, parent, _, session, *_ = end.split()
             if state != "Z":
-                found[int(stat.parent.name)] = start.partition("(")[2], int(parent), int(session)
-    return found
+                name = start.partition("(")[2]
+                running[int(stat.parent.name)] = (name, int(parent), int(session))
+    return running
 
 
 def descendants(process: int) -> list[int]:
     """Return the ids of all descendants of a process, without guards and what they run."""
     known = processes()
-    found = [process]
-    for each in found:  # grows while it is iterated over
-        found += [
-            child for child, (name, parent, _) in known.items() if parent == each and name != NAME
+    family = [process]
+    for member in family:  # grows while it is iterated over
+        family += [
+            child for child, (name, parent, _) in known.items() if parent == member and name != NAME
         ]
-    return found[1:]
+    return family[1:]
 
 
 def main(command: list[str]) -> None:
@@ -70,11 +75,9 @@ def main(command: list[str]) -> None:
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(
-            number, lambda number, _: ended.append(number) if number == signal.SIGTERM else None
-        )
-    ended: list[int] = []
+    terminated: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     guard = os.getpid()
     child = os.fork()
     if not child:
@@ -83,17 +86,17 @@ def main(command: list[str]) -> None:
             os._exit(NOT_STARTED)
         _become(command)
     status = None
-    while status is None and not ended:
-        ready = select.select([0, wakes], [], [])[0]
+    while status is None and not terminated:
+        ready, _, _ = select.select([0, wakes], [], [])
         if wakes in ready:
-            os.read(wakes, 4096)
+            os.read(wakes, _WAKING_BYTES)
         status = _status_of(child)
-        if 0 in ready and not os.read(0, 4096):
+        if 0 in ready and not os.read(0, _WAKING_BYTES):
             break
     if status is None:
         status = _terminate(child)
-    while left := descendants(os.getpid()):
-        for process in left:
+    while remaining := descendants(guard):
+        for process in remaining:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         _status_of(child)
@@ -102,9 +105,7 @@ def main(command: list[str]) -> None:
 
 
 def _become(command: list[str]) -> None:
-    """Become the command, in a group of its own that can be sent signals, without this program's
-    pipe.
-    """
+    """Become the command, without this program's pipe, in a group that can be sent signals."""
     os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
@@ -116,20 +117,22 @@ def _become(command: list[str]) -> None:
 
 
 def _status_of(child: int) -> int | None:
-    """Collect children that have ended; return the status that ``os.waitpid`` gives for this one,
-    if any.
+    """Collect children that have ended; return the status of this one if it is among them.
+
+    It is as ``os.waitpid`` gives it.
     """
     status = None
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            status = found[1] if found[0] == child else status
+        process, ended_as = os.waitpid(-1, os.WNOHANG)
+        while process:
+            if process == child:
+                status = ended_as
+            process, ended_as = os.waitpid(-1, os.WNOHANG)
     return status
 
 
 def _terminate(child: int) -> int | None:
-    """Send SIGTERM to the command's group, and wait for the command; ``None`` if it does not end
-    soon.
-    """
+    """Send SIGTERM to the command's group; return its status, ``None`` if it had to be killed."""
     with suppress(OSError):
         os.killpg(child, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS

@@ -1,6 +1,4 @@
-"""The inputs of the simulations of a study, in order: what has begun, what is complete, and what
-comes next.
-"""
+"""The inputs of the simulations of a study, in order: what has begun, and what comes next."""
 
 import hashlib
 import json
@@ -14,18 +12,15 @@ import torch
 from compss_train.model.saved_state import sha256_of, to_json
 
 BEGUN = -1
+"""The number of samples of a simulation that is not complete."""
 FAILED = -2
-"""In place of a number of samples: of a simulation that is not complete, and of one that was given
-up.
-"""
-
+"""The number of samples of one that was given up."""
 SHOWN = 5
 """How many simulations a message names."""
 
 
 class Inputs:
-    """Iterates over inputs, and knows what has become of the simulation of each; simulations count
-    from 0.
+    """Iterates over inputs, and knows what has become of the simulation of each, from number 0.
 
     Inputs are not stored. A study that continues iterates over them again: ``resume`` compares
     their hashes.
@@ -33,15 +28,18 @@ class Inputs:
 
     def __init__(self, inputs: Iterable[Any]) -> None:
         self._iterator = iter(inputs)
-        self.done = self.failed = 0
-        """How many simulations are complete, and how many were given up."""
+        self.done = 0
+        """How many simulations are complete."""
+        self.failed = 0
+        """How many were given up."""
         self.again: list[tuple[int, Any]] = []
         """The simulations of an earlier program that are to run again, with their inputs."""
         self.lost: list[str] = []
         """What messages call the first simulations that were given up, at most ``SHOWN``."""
         self.samples = array("q")
+        """By simulation, its number of samples once it is complete; before ``BEGUN``."""
         self._hashes = array("q")
-        """By simulation: its number of samples once it is complete, and its input's hash."""
+        """By simulation, the hash of its input."""
 
     def next(self) -> tuple[int, Any]:
         """Return the next simulation and its input; raise ``StopIteration`` after the last one."""
@@ -54,10 +52,9 @@ class Inputs:
         return next(self._iterator)
 
     def end(self, simulation: int, samples: int) -> None:
-        """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is
-        given up.
-        """
-        before, self.samples[simulation] = self.samples[simulation], samples
+        """Record a simulation's number of samples, also ``BEGUN`` (again) and ``FAILED``."""
+        before = self.samples[simulation]
+        self.samples[simulation] = samples
         self.done += (samples >= 0) - (before >= 0)
         self.failed += (samples == FAILED) - (before == FAILED)
 
@@ -68,20 +65,17 @@ class Inputs:
             self.lost.append(f"simulation {simulation} of input {shown(value)}")
 
     def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
-        """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in
-        the save.
-        """
+        """Return what ``resume`` needs; the ``incomplete`` simulations are to run again."""
         samples = np.array(self.samples, np.int64)
         samples[list(incomplete)] = BEGUN
         return {"samples": samples, "hashes": np.array(self._hashes)}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Iterate over the inputs of the simulations that have begun, which ``state_dict``
-        describes.
+        """Iterate over the inputs of the simulations that had begun by ``state_dict``.
 
         Raises ``ValueError`` for other inputs.
         """
-        for samples, known in zip(saved["samples"], saved["hashes"], strict=True):
+        for samples, known_hash in zip(saved["samples"], saved["hashes"], strict=True):
             try:
                 simulation, value = self.next()
             except StopIteration:
@@ -89,7 +83,7 @@ class Inputs:
                     f"inputs= has {len(self.samples)} items, but {len(saved['samples'])} "
                     "simulations of the study have begun; give the same inputs, in the same order"
                 ) from None
-            if known != self._hashes[-1]:
+            if known_hash != self._hashes[-1]:
                 raise ValueError(
                     f"the input of simulation {simulation} was another one than {shown(value)}; "
                     "give the same inputs, in the same order, or begin a new study"
@@ -102,10 +96,9 @@ class Inputs:
 
 
 def hash_of(value: Any) -> int:
-    """Return a hash of numbers, text, arrays and tensors, also in lists, tuples and dicts; 0 for
-    anything else.
+    """Return a hash of numbers, text, arrays and tensors, also in lists, tuples and dicts.
 
-    It is the same in another process.
+    It is the same in another process. The hash of anything else is 0.
     """
     tensors: dict[str, torch.Tensor] = {}
     try:
@@ -113,12 +106,8 @@ def hash_of(value: Any) -> int:
         arrays = sha256_of({name: tensor.numpy() for name, tensor in tensors.items()})
     except (TypeError, RecursionError):
         return 0
-    return (
-        int.from_bytes(
-            hashlib.sha256(f"{text} {arrays}".encode()).digest()[:8], "little", signed=True
-        )
-        or 1
-    )
+    digest = hashlib.sha256(f"{text} {arrays}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True) or 1
 
 
 def shown(value: Any) -> str:

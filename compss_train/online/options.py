@@ -1,5 +1,6 @@
-"""What a user chooses for an online fit, checked before any task starts: what sends samples, and
-how to train.
+"""What a user chooses for an online fit: what sends samples, and how to train.
+
+It is checked before any task starts.
 """
 
 from collections.abc import Callable, Iterable, Sized
@@ -23,8 +24,7 @@ Pairing = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Simulations:
-    """What sends samples while ``fit_online`` trains: simulations that it runs, other programs, or
-    both.
+    """What sends samples while ``fit_online`` trains: simulations, other programs, or both.
 
     Parameters
     ----------
@@ -86,23 +86,21 @@ class Simulations:
         return self.inputs if isinstance(self.inputs, InputSampler) else None
 
     @property
-    def given(self) -> Iterable[Any]:
-        """The inputs that are given: none if a sampler chooses them, or only other programs
-        send.
-        """
+    def given_inputs(self) -> Iterable[Any]:
+        """The inputs, unless a sampler chooses them; none if only other programs send."""
         return iter(()) if isinstance(self.inputs, InputSampler) else self.inputs
 
     @property
     def resources(self) -> Resources:
         """The resources of one simulation."""
-        return Resources(
-            cpus=self.simulate.cpus if isinstance(self.simulate, Solver) else 1, own_process=True
-        )
+        cpus = self.simulate.cpus if isinstance(self.simulate, Solver) else 1
+        return Resources(cpus=cpus, own_process=True)
 
     def first_sender(self, buffer: BufferSpec) -> int:
         """Return the number of the first sender's stream, above those of all simulations."""
-        if isinstance(self.given, Sized):
-            return len(self.given)
+        inputs = self.given_inputs
+        if isinstance(inputs, Sized):
+            return len(inputs)
         return UNCOUNTED if buffer.sweep_size is None else max(0, buffer.sweep_size - self.senders)
 
     @property
@@ -142,8 +140,9 @@ class Simulations:
             )
         if self.simulate is not None and is_empty:
             raise ValueError("inputs= is empty: give at least one input of simulate=")
-        if isinstance(self.simulate, Solver) and isinstance(self.given, Sized) and len(self.given):
-            self.simulate.arguments(next(iter(self.given)))
+        inputs = self.given_inputs
+        if isinstance(self.simulate, Solver) and isinstance(inputs, Sized) and len(inputs):
+            self.simulate.arguments(next(iter(inputs)))
 
     def _check_senders(self) -> None:
         if self.senders and self.address is None:
@@ -160,14 +159,12 @@ class Simulations:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOptions:
-    """Options of ``DistributedTrainer.fit_online`` that its workers need; its docstring explains
-    them.
-    """
+    """Options of ``DistributedTrainer.fit_online`` that its workers need, explained there."""
 
     buffer: BufferSpec
     batch_size: int
     merge: Merge
-    """Filled."""
+    """With all its options, as ``online_merge`` returns it."""
     max_batches: int | None = None
     record_every: float = 1.0
     checkpoint_every: float | None = 60.0
@@ -205,25 +202,26 @@ def pairing_of(simulations: object) -> Pairing | None:
 
 
 def online_merge(merge: MergeLike) -> Merge:
-    """Return the merge of an online fit, with all its options; raise ``ValueError`` for what it
-    does not have.
+    """Return the merge of an online fit, with all its options.
+
+    Raises ``ValueError`` for options that it does not have.
     """
-    given = Merge.of(merge)
-    if given.kind not in (None, "parameter_server") or given.unit not in (None, "batches"):
+    chosen = Merge.of(merge)
+    if chosen.kind not in (None, "parameter_server") or chosen.unit not in (None, "batches"):
         raise ValueError(
-            f"merge={given!r}: fit_online merges through a parameter server, every few batches: "
+            f"merge={chosen!r}: fit_online merges through a parameter server, every few batches: "
             "give Merge(every=...), whose kind is 'parameter_server' and whose unit is 'batches'"
         )
-    if callable(given.every):
+    if callable(chosen.every):
         raise ValueError(
-            f"merge={given!r}: fit_online has no epochs that every= could depend on; give a number"
+            f"merge={chosen!r}: fit_online has no epochs that every= could depend on; give a number"
         )
-    if given.optimizer_state not in (None, "keep", "reset"):
+    if chosen.optimizer_state not in (None, "keep", "reset"):
         raise ValueError(
-            f"optimizer_state={given.optimizer_state!r}: choose 'keep', which continues with the "
+            f"optimizer_state={chosen.optimizer_state!r}: choose 'keep', which continues with the "
             "workers' optimizers of the last fit, or 'reset'"
         )
     defaults = Merge(
         "parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted"
     )
-    return given.with_defaults(defaults)
+    return chosen.with_defaults(defaults)

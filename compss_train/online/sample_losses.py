@@ -21,19 +21,26 @@ class SampleLosses:
 
     def __init__(self, saved: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._new: list[tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]] = []
-        self._changed = none = np.zeros(0, np.int64)
-        saved = saved or {
-            "simulations": none,
-            "totals": np.zeros((0, 4)),
-            "samples": none.reshape(0, 2),
-        }
+        """Losses of batches that are not yet in the arrays, with the simulations and steps."""
+        self._changed = np.zeros(0, np.int64)
+        """The simulations that were trained since the last report."""
+        if saved is None:
+            saved = {
+                "simulations": np.zeros(0, np.int64),
+                "totals": np.zeros((0, 4)),
+                "samples": np.zeros((0, 2), np.int64),
+                "values": np.zeros((0, 2)),
+            }
         self._simulations = saved["simulations"]
+        """The simulations that were trained, in order."""
         self._totals = saved["totals"]
-        """In order, and for each how many samples were trained, and of those that do not come again
-        the number and the sums of loss and excess."""
+        """For each of them how many samples were trained, and of samples that do not come again the
+        number and the sums of loss and excess.
+        """
         self._samples = saved["samples"]
-        self._values = saved.get("values", np.zeros((0, 2)))
-        """Simulation and step of the others, in order, and the newest loss and excess of each."""
+        """Simulation and step of the samples that may come again, in order."""
+        self._values = saved["values"]
+        """The newest loss and excess of each of them."""
 
     def add(
         self, losses: torch.Tensor, simulations: NDArray[np.int64], steps: NDArray[np.int64]
@@ -52,69 +59,80 @@ class SampleLosses:
         """
         self._absorb()
         changed = self._changed
-        self._changed = self._changed[:0]
-        rows = (self._totals + self._sums(slice(None)))[np.searchsorted(self._simulations, changed)]
-        return np.column_stack([changed, rows])
+        self._changed = changed[:0]
+        totals = self._totals + self._sums(slice(None))
+        return np.column_stack([changed, totals[np.searchsorted(self._simulations, changed)]])
 
     def settle(self, held: NDArray[np.int64]) -> None:
-        """Keep of samples only sums, but of those that may come again: simulations and steps, shape
-        (n, 2).
+        """Keep only sums of samples that do not come again, as they are not among those ``held``.
+
+        Of these it is given the simulations and steps, shape (n, 2).
         """
         self._absorb()
         order, is_first = _sorted(np.concatenate([self._samples, held]))
         ranks = np.cumsum(is_first)[np.argsort(order)]
         stays = np.isin(ranks[: len(self._samples)], ranks[len(self._samples) :])
         self._totals = self._totals + self._sums(~stays)
-        self._samples, self._values = self._samples[stays], self._values[stays]
+        self._samples = self._samples[stays]
+        self._values = self._values[stays]
 
     def _sums(self, part: Any) -> NDArray[np.float64]:
         """Return what a part of the samples adds to the totals of each simulation."""
         rows = np.searchsorted(self._simulations, self._samples[part, 0])
         size = len(self._simulations)
-        columns = [np.bincount(rows, each, size) for each in (None, *self._values[part].T)]
-        return np.stack([np.zeros(size), *columns], 1)
+        counts = np.bincount(rows, minlength=size)
+        sums = [np.bincount(rows, values, size) for values in self._values[part].T]
+        return np.stack([np.zeros(size), counts, *sums], 1)
 
     def _absorb(self) -> None:
-        """Take new losses into account; saves hold the arrays that were, so that these do not
-        change.
+        """Take new losses into account.
+
+        Arrays are replaced, and not changed: saves hold those that were.
         """
         if not self._new:
             return
         losses, *numbers = zip(*self._new, strict=True)
         self._new = []
         values = torch.cat(losses).double().cpu().numpy()
-        pairs = np.stack([values, _excess(values, np.array([len(each) for each in numbers[0]]))], 1)
-        samples = np.stack([np.concatenate(each) for each in numbers], 1)
-        seen, trained = np.unique(samples[:, 0], return_counts=True)
-        fresh = np.setdiff1d(seen, self._simulations, assume_unique=True)
+        sizes = np.array([len(simulations) for simulations in numbers[0]])
+        pairs = np.stack([values, _excess(values, sizes)], 1)
+        samples = np.stack([np.concatenate(batches) for batches in numbers], 1)
+        self._count(samples[:, 0])
+        counted = np.flatnonzero(np.isfinite(values))[::-1]  # the newest of a sample first
+        samples = np.concatenate([samples[counted], self._samples])
+        pairs = np.concatenate([pairs[counted], self._values])
+        order, is_first = _sorted(samples)
+        newest = order[is_first]
+        self._samples = samples[newest]
+        self._values = pairs[newest]
+
+    def _count(self, simulations: NDArray[np.int64]) -> None:
+        """Count samples that were trained, given the simulation of each."""
+        trained, counts = np.unique(simulations, return_counts=True)
+        fresh = np.setdiff1d(trained, self._simulations, assume_unique=True)
         places = np.searchsorted(self._simulations, fresh)
         self._simulations = np.insert(self._simulations, places, fresh)
         self._totals = np.insert(self._totals, places, 0, axis=0)
-        self._totals[np.searchsorted(self._simulations, seen), 0] += trained
-        self._changed = np.union1d(self._changed, seen)
-        counted = np.flatnonzero(np.isfinite(values))[::-1]  # the newest of a sample first
-        samples = np.concatenate([samples[counted], self._samples])
-        order, is_first = _sorted(samples)
-        newest = order[is_first]
-        self._samples, self._values = (
-            samples[newest],
-            np.concatenate([pairs[counted], self._values])[newest],
-        )
+        self._totals[np.searchsorted(self._simulations, trained), 0] += counts
+        self._changed = np.union1d(self._changed, trained)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return all that is known, as arrays."""
         self._absorb()
-        known = {"samples": self._samples, "values": self._values}
-        return {"simulations": self._simulations, "totals": self._totals, **known}
+        return {
+            "simulations": self._simulations,
+            "totals": self._totals,
+            "samples": self._samples,
+            "values": self._values,
+        }
 
 
 def _sorted(samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the order of rows, stable where they are equal, and which of them are the first of
-    equal ones.
-    """
+    """Return the order of rows, stable where they are equal, and which are the first of equals."""
     order = np.lexsort(samples.T[::-1])
     ordered = samples[order]
-    return order, np.append(True, (ordered[1:] != ordered[:-1]).any(1))[: len(order)]
+    differs = (ordered[1:] != ordered[:-1]).any(1)
+    return order, np.append(True, differs)[: len(order)]
 
 
 def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -125,6 +143,5 @@ def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np
     means = np.add.reduceat(np.where(counted, losses, 0), starts) / numbers
     above = np.where(counted, losses - np.repeat(means, sizes), 0)
     spreads = np.repeat(np.sqrt(np.add.reduceat(above**2, starts) / numbers), sizes)
-    return np.asarray(
-        np.maximum(0.0, np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0))
-    )
+    excess = np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0)
+    return np.asarray(np.maximum(0.0, excess))

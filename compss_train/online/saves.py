@@ -65,20 +65,20 @@ class SavedStudy:
         """Return it as plain values and files."""
         workers = [
             {
-                "offsets": np.array([*each.offsets.items()], np.int64).reshape(-1, 2),
-                "repetitions": each.repetitions,
-                **each.position,
+                "offsets": np.array(list(part.offsets.items()), np.int64).reshape(-1, 2),
+                "repetitions": part.repetitions,
+                **part.position,
             }
-            for each in self.workers
+            for part in self.workers
         ]
         return Study(
             content={**vars(self), "workers": workers},
             parameters=parameters,
-            workers=tuple(each.state for each in self.workers),
+            workers=tuple(part.state for part in self.workers),
             files={
-                buffer_file(n): each.buffer
-                for n, each in enumerate(self.workers)
-                if each.buffer is not None
+                buffer_file(worker): part.buffer
+                for worker, part in enumerate(self.workers)
+                if part.buffer is not None
             },
         )
 
@@ -87,51 +87,56 @@ class SavedStudy:
         cls, content: Mapping[str, Any], states: Sequence[WorkerState], files: Mapping[str, Path]
     ) -> Self:
         """Return it from the content of a checkpoint, its states of workers, and its files."""
-        workers = [
-            SavedWorker(
+        workers: list[SavedWorker] = []
+        for saved, state in zip(content["workers"], states, strict=True):
+            fields_of_their_own = ("offsets", "repetitions")
+            position = {
+                name: value for name, value in saved.items() if name not in fields_of_their_own
+            }
+            part = SavedWorker(
                 state,
-                {name: saved[name] for name in saved.keys() - {"offsets", "repetitions"}},
+                position,
                 dict(saved["offsets"].tolist()),
-                saved["repetitions"],
-                files.get(buffer_file(number)),
+                repetitions=saved["repetitions"],
+                buffer=files.get(buffer_file(len(workers))),
             )
-            for number, (saved, state) in enumerate(zip(content["workers"], states, strict=True))
-        ]
+            workers.append(part)
         return cls(**{**content, "workers": workers})
 
 
 def described_options(
     options: OnlineOptions, simulations: Simulations, session: Session
 ) -> dict[str, Any]:
-    """Return what must be the same when a study goes on: its options, who chooses inputs, and its
-    objective.
+    """Return what must be the same when a study goes on, as plain values by name.
+
+    That is its options, who chooses inputs, and its objective.
     """
     sampler = simulations.sampler
-    told: dict[str, Any] = {
+    first_sender = simulations.first_sender(options.buffer) if simulations.senders else None
+    described: dict[str, Any] = {
         "num_workers": session.num_workers,
-        "the number of the first sender": simulations.first_sender(options.buffer)
-        if simulations.senders
-        else None,
+        "the number of the first sender": first_sender,
         "inputs": "given" if sampler is None else type(sampler).__name__,
         "class_weight": description.described(session.model.built.training_spec.class_weight),
     }
-    for each in fields(options):
-        value = getattr(options, each.name)
-        if each.name in ("buffer", "merge"):
-            told |= {
-                f"{each.name}.{name}": description.described(part)
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if option.name in ("buffer", "merge"):
+            described |= {
+                f"{option.name}.{name}": description.described(part)
                 for name, part in vars(value).items()
             }
-        elif each.name not in CHANGEABLE:
-            told[each.name] = description.described(value)
-    return told | dict(session.model.built.objective)
+        elif option.name not in CHANGEABLE:
+            described[option.name] = description.described(value)
+    return described | dict(session.model.built.objective)
 
 
 def check_same_study(
     checkpoint: Checkpoint, options: OnlineOptions, simulations: Simulations, session: Session
 ) -> SavedStudy:
-    """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other
-    options.
+    """Return the study of a checkpoint.
+
+    Raises ``ValueError`` if it has none, or one with other options.
     """
     path, snapshot = checkpoint
     if snapshot.study is None:

@@ -1,6 +1,4 @@
-"""Solvers as they are: ``Solver`` runs an executable for each input, and makes samples of its
-fields.
-"""
+"""Solvers as they are: ``Solver`` runs an executable per input, and makes samples of its fields."""
 
 import os
 import secrets
@@ -32,11 +30,11 @@ _NOT_CONNECTED = (
 _MAX_PATH = 100
 """Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
 _TICK = 0.05
+"""Seconds between checks whether a program that has not connected has ended."""
 _HELLO_SECONDS = 5.0
+"""How long a connection may take to send its first line."""
 _END_SECONDS = 10.0
-"""How long a program may take to end after its rank 0 has disconnected without the end that it
-should have sent.
-"""
+"""How long a program may take to end after its rank 0 has disconnected without saying so."""
 
 
 class SteppedX(NamedTuple):
@@ -48,8 +46,7 @@ class SteppedX(NamedTuple):
 
 @dataclass(frozen=True)
 class Solver:
-    """A ``simulate`` of ``Simulations`` that runs an executable, which sends its fields with
-    ``compss_train.h``.
+    """A ``simulate`` of ``Simulations``: an executable that sends fields with ``compss_train.h``.
 
     Parameters
     ----------
@@ -87,20 +84,18 @@ class Solver:
     """Where the executable runs."""
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.command, str | bytes)
-            or not isinstance(self.command, Sequence)
-            or not self.command
-        ):
+        is_text = isinstance(self.command, str | bytes)
+        if is_text or not isinstance(self.command, Sequence) or not self.command:
             raise TypeError(
                 f"command={self.command!r}: give a list of an executable and its arguments"
             )
-        texts = [*self.command, *(self.environment or {}), *(self.environment or {}).values()]
-        if bad := [each for each in texts if not isinstance(each, str | os.PathLike)]:
-            raise TypeError(
-                f"command= and environment= have texts only, not {bad[0]!r}; inputs "
-                "are written {0}"
-            )
+        environment = self.environment or {}
+        for text in (*self.command, *environment, *environment.values()):
+            if not isinstance(text, str | os.PathLike):
+                raise TypeError(
+                    f"command= and environment= have texts only, not {text!r}; inputs "
+                    "are written {0}"
+                )
         if not callable(self.sample):
             raise TypeError(
                 f"sample={self.sample!r}: give a function of (input, step, fields) "
@@ -109,13 +104,13 @@ class Solver:
         check_count("cpus", self.cpus)
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the command for an input; raise ``ValueError`` if it does not fit, or nothing of
-        it is read.
+        """Return the command for an input.
+
+        Raises ``ValueError`` if it does not fit, or if the command reads nothing of it.
         """
         texts = [os.fspath(argument) for argument in self.command]
         arguments = [_filled(text, value) for text in texts]
-        named = (name for text in texts for _, name, *_ in string.Formatter().parse(text))
-        if value is not None and all(name is None for name in named):
+        if value is not None and not any(_names_in(text) for text in texts):
             raise ValueError(
                 f"command={texts!r} reads nothing of its inputs: write {{}} where the value is "
                 "to stand, {0} for the first item or {name} for a key; a solver that reads "
@@ -124,52 +119,52 @@ class Solver:
         return arguments
 
     def __call__(self, value: Any) -> Iterator[Any]:
-        """Run the executable for an input, and yield its samples: (time step, x, y), or x with its
-        step.
+        """Run the executable for an input, and yield samples: (time step, x, y), or ``SteppedX``.
 
         Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and
         ``ValueError`` if the command does not fit the input.
         """
         command = self.arguments(value)
-        own = self.environment or {}
-        with (
-            _Listener(tcp=_may_leave_this_node({**os.environ, **own})) as listener,
-            SolverProcess(command, {**own, VARIABLE: listener.address}, self.folder) as process,
-        ):
+        environment = dict(self.environment or {})
+        may_leave_node = _may_leave_this_node({**os.environ, **environment})
+        with ExitStack() as stack:
+            listener = stack.enter_context(_Listener(tcp=may_leave_node))
+            environment[VARIABLE] = listener.address
+            process = stack.enter_context(SolverProcess(command, environment, self.folder))
             for step, fields in enumerate(_steps(listener, process)):
-                if (sample := self.sample(value, step, fields)) is None:
-                    continue
-                parts = sample if isinstance(sample, tuple) else (sample,)
-                if len(parts) not in (1, 2):
-                    raise TypeError(
-                        f"sample= returned a tuple of {len(parts)}; it returns (x, y), x, or None"
-                    )
-                for name, part in zip("xy", parts, strict=False):
-                    if not _is_finite(part):
-                        raise process.failure(
-                            f"sent time step {step}, whose {name} has NaN or infinite values"
-                        )
-                yield (step, *parts) if len(parts) == 2 else SteppedX(step, *parts)
+                sample = self.sample(value, step, fields)
+                if sample is not None:
+                    yield _checked(sample, step, process)
+
+
+def _checked(sample: Any, step: int, process: SolverProcess) -> Any:
+    """Return a sample with its time step; raise an error for what is no sample, or not finite."""
+    parts = sample if isinstance(sample, tuple) else (sample,)
+    if len(parts) not in (1, 2):
+        raise TypeError(f"sample= returned a tuple of {len(parts)}; it returns (x, y), x, or None")
+    for name, part in zip("xy", parts, strict=False):
+        if not _is_finite(part):
+            raise process.failure(f"sent time step {step}, whose {name} has NaN or infinite values")
+    return (step, *parts) if len(parts) == 2 else SteppedX(step, *parts)
+
+
+def _names_in(argument: str) -> list[str]:
+    """Return what an argument of the command has in its braces."""
+    return [name for _, name, *_ in string.Formatter().parse(argument) if name is not None]
 
 
 def _filled(argument: str, value: Any) -> str:
     """Return an argument of the command with parts of an input in place of the braces."""
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         value = value.tolist()
-    items = (
-        []
-        if isinstance(value, Mapping)
-        else list(value)
-        if isinstance(value, list | tuple)
-        else [value]
-    )
-    named = (
-        {str(name): _plain(each) for name, each in value.items()}
-        if isinstance(value, Mapping)
-        else {}
-    )
+    items: list[Any] = []
+    named: dict[str, Any] = {}
+    if isinstance(value, Mapping):
+        named = {str(name): _plain(item) for name, item in value.items()}
+    else:
+        items = list(value) if isinstance(value, list | tuple) else [value]
     try:
-        if len(items) > 1 and any(name == "" for _, name, *_ in string.Formatter().parse(argument)):
+        if len(items) > 1 and "" in _names_in(argument):
             raise ValueError(f"{{}} is a single value, and {{0}} the first of {len(items)}")
         return argument.format(*map(_plain, items), **named)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
@@ -191,10 +186,9 @@ def _is_finite(part: Any) -> bool:
 
 def _may_leave_this_node(environment: Mapping[str, str]) -> bool:
     """Return whether MPI ranks may run on other nodes, as the user or a batch system says."""
-    several = environment.get("SLURM_JOB_NUM_NODES", "1") != "1" or not _HOST_FILES.isdisjoint(
-        environment
-    )
-    return several or environment.get(VARIABLE) == "tcp"
+    has_several_nodes = environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
+    has_hosts = not _HOST_FILES.isdisjoint(environment)
+    return has_several_nodes or has_hosts or environment.get(VARIABLE) == "tcp"
 
 
 def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFields]:
@@ -213,8 +207,7 @@ def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFiel
 
 
 class _Listener(Closable):
-    """Listens for one connection, of a solver: at a file that only this user can open, or by TCP on
-    this node.
+    """Listens for one connection, of a solver: at a socket file of this user, or by TCP.
 
     ``address`` is what the solver gets. It includes the token of a TCP connection, which is sent as
     it is, but only works once.
@@ -237,25 +230,34 @@ class _Listener(Closable):
         self._socket.listen()
 
     def accept(self, process: SolverProcess) -> SolverMessages:
-        """Wait until the solver connects. Raises ``ValueError`` for another header, and if it ends
-        before that.
+        """Wait until the solver connects.
+
+        Raises ``ValueError`` for another version of the header, and ``ChildProcessError`` if the
+        solver ends before that.
         """
         while True:
             has_ended = process.status() is not None
-            if select.select([self._socket], [], [], 0 if has_ended else _TICK)[0]:
-                connection = self._socket.accept()[0]
-                connection.settimeout(_HELLO_SECONDS)
-                with ExitStack() as stack:
-                    stack.enter_context(connection)
-                    with suppress(OSError):  # a stranger's
-                        order = check_hello(connection, self._token)
-                        connection.settimeout(None)
-                        self.close()
-                        stack.pop_all()
-                        return SolverMessages(connection, order)
-                continue
-            if has_ended:
+            connecting, _, _ = select.select([self._socket], [], [], 0 if has_ended else _TICK)
+            if connecting:
+                messages = self._greeted()
+                if messages is not None:
+                    self.close()
+                    return messages
+            elif has_ended:
                 raise process.failure("" if process.status() else _NOT_CONNECTED)
+
+    def _greeted(self) -> SolverMessages | None:
+        """Return the messages of what has connected, or ``None`` if it is a stranger."""
+        connection, _ = self._socket.accept()
+        connection.settimeout(_HELLO_SECONDS)
+        with ExitStack() as stack:
+            stack.enter_context(connection)
+            with suppress(OSError):
+                order = check_hello(connection, self._token)
+                connection.settimeout(None)
+                stack.pop_all()
+                return SolverMessages(connection, order)
+        return None
 
     def close(self) -> None:
         """Listen no more."""

@@ -1,6 +1,4 @@
-"""What a solver sends through ``compss_train.h``, which describes the messages: the fields of its
-time steps.
-"""
+"""What a solver sends through ``compss_train.h``, which describes the messages: its time steps."""
 
 import socket
 import struct
@@ -18,27 +16,28 @@ from compss_train._utils import Closable
 PROTOCOL = 1
 """The version of the messages; that of the header is ``COMPSS_TRAIN_PROTOCOL``."""
 _FIELD = 1
+"""The kind of a message that declares a field."""
 _VALUES = 2
+"""The kind of one with the values of a field."""
 _TEXT = 3
+"""The kind of one with a text that belongs to the next values of a field."""
 _END = 4
+"""The kind of the last one."""
 _MAX_HELLO = 256
+"""Maximum number of bytes of the first line."""
 _MAX_TEXT = 2**24
-"""Bytes of the first line, and of names and texts."""
+"""Maximum number of bytes of names and texts."""
 _AHEAD = 2**20
 """Bytes that are read ahead."""
 
 
 class SolverFields(dict[str, NDArray[np.float64]]):
-    """The fields of one time step: a dict of one-dimensional float64 arrays, in the order in which
-    they were sent.
-
-    ``metadata`` has the texts that ``compss_train_send_with_metadata`` sent with fields, by the
-    names of these.
-    """
+    """The fields of one time step: one-dimensional float64 arrays, in the order of sending."""
 
     def __init__(self) -> None:
         super().__init__()
         self.metadata: dict[str, str] = {}
+        """Texts that ``compss_train_send_with_metadata`` sent with fields, by their names."""
 
     def __missing__(self, name: str) -> NDArray[np.float64]:
         raise KeyError(f"{name}; the solver has sent {', '.join(self)}")
@@ -50,17 +49,11 @@ def check_hello(connection: socket.socket, token: str) -> str:
     The connection's timeout is that of the whole line. Raises ``ValueError`` for another version,
     and ``PermissionError`` for another token, or another program.
     """
-    hello = b""
-    deadline = time.monotonic() + (connection.gettimeout() or 0.0)
-    while not hello.endswith(b"\n") and len(hello) < _MAX_HELLO:
-        connection.settimeout(max(0.0, deadline - time.monotonic()))
-        if not (byte := connection.recv(1)):
-            break
-        hello += byte
-    name, version, order, given, *_ = *hello.decode(errors="replace").split(), "", "", "", ""
+    words = _first_line(connection).decode(errors="replace").split()
+    name, version, order, its_token, *_ = *words, "", "", "", ""
     if name != "compss_train":
         raise PermissionError("what has connected is no solver")
-    if given != token:  # before what a stranger could make this run fail with
+    if its_token != token:  # before what a stranger could make this run fail with
         raise PermissionError("what has connected has another token")
     if version != str(PROTOCOL):
         raise ValueError(
@@ -69,6 +62,19 @@ def check_hello(connection: socket.socket, token: str) -> str:
             "folder that compss-train headers prints"
         )
     return {"little": "<", "big": ">"}[order]
+
+
+def _first_line(connection: socket.socket) -> bytes:
+    """Return the first line of a connection, as far as it is sent within its timeout."""
+    line = b""
+    deadline = time.monotonic() + (connection.gettimeout() or 0.0)
+    while not line.endswith(b"\n") and len(line) < _MAX_HELLO:
+        connection.settimeout(max(0.0, deadline - time.monotonic()))
+        byte = connection.recv(1)
+        if not byte:
+            break
+        line += byte
+    return line
 
 
 class SolverMessages(Closable):
@@ -89,14 +95,13 @@ class SolverMessages(Closable):
         """Whether the solver has said that it has sent everything."""
 
     def steps(self) -> Iterator[SolverFields]:
-        """Iterate over the time steps until the solver says that it has ended, or its connection
-        does.
+        """Iterate over the time steps until the solver, or its connection, has ended.
 
         A step is complete when each field was sent once. Which fields there are is known when one
         is sent again. Raises ``ValueError`` for incomplete time steps and malformed messages.
         """
         fields = SolverFields()
-        texts = dict[str, str]()
+        texts: dict[str, str] = {}
         is_first = True
         while (message := self._next()) is not None:
             kind, name, value = message
@@ -121,26 +126,23 @@ class SolverMessages(Closable):
             yield fields
 
     def _check_complete(self, fields: SolverFields, what: str) -> None:
-        if missing := [repr(name) for name in self._names if name not in fields]:
+        missing = [repr(name) for name in self._names if name not in fields]
+        if missing:
             raise ValueError(
                 f"{what} without having sent {' and '.join(missing)}; a time step "
                 "has each field once"
             )
 
     def _next(self) -> tuple[int, str, Any] | None:
-        """Return the kind, the field and the contents of the next message; ``None`` after the last
-        one.
-        """
+        """Return the kind, the field and the contents of the next message; ``None`` at the end."""
         if self.ended or not self._read(self._head):
             return None
         kind, number, size = self._header.unpack(self._head)
         if kind == _VALUES and not size % 8:
             values = np.empty(size // 8, self._dtype)
-            return (
-                (kind, self._name(number), self._sized(number, values))
-                if self._read(values.data)
-                else None
-            )
+            if not self._read(values.data):
+                return None
+            return kind, self._name(number), self._sized(number, values)
         if kind == _END:
             self.ended = True
             return None
@@ -150,9 +152,10 @@ class SolverMessages(Closable):
         if not self._read(data):
             return None
         text = data.decode(errors="replace")
-        if kind == _FIELD:
-            self._names.append(text)
-        return kind, text if kind == _FIELD else self._name(number), text
+        if kind == _TEXT:
+            return kind, self._name(number), text
+        self._names.append(text)
+        return kind, text, text
 
     def _name(self, number: int) -> str:
         if number >= len(self._names):
@@ -160,12 +163,11 @@ class SolverMessages(Closable):
         return self._names[number]
 
     def _sized(self, number: int, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Return values in this machine's byte order, if they are as many as at earlier time
-        steps.
-        """
-        if (known := self._sizes.setdefault(number, values.size)) != values.size:
+        """Return values in this machine's byte order; raise ``ValueError`` for another number."""
+        earlier = self._sizes.setdefault(number, values.size)
+        if earlier != values.size:
             raise ValueError(
-                f"sent {values.size} values of {self._name(number)!r}, and {known} at earlier "
+                f"sent {values.size} values of {self._name(number)!r}, and {earlier} at earlier "
                 "time steps"
             )
         return values if self._dtype.isnative else values.astype(np.float64)

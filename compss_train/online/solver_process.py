@@ -1,6 +1,4 @@
-"""A solver's program: it ends with this process, and the last lines that it writes explain its
-failure.
-"""
+"""A solver's program: it ends with this process, and its last lines explain its failure."""
 
 import os
 import selectors
@@ -12,15 +10,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, cast
 
 from compss_train._utils import Closable
 from compss_train.online import guard
 
 _TAIL_BYTES = 2000
+"""How much of the end of a program's output is kept."""
 _TAIL_LINES = 10
-"""How much of a program's output goes into the message of its failure, at most."""
+"""Maximum number of lines of it in the message of a failure."""
 _MAX_NAME = 60
+"""Maximum length of the command in that message."""
+_STANDARD_OUTPUT = 1
+_STANDARD_ERROR = 2
 
 
 class NotStartedError(ChildProcessError):
@@ -28,8 +30,9 @@ class NotStartedError(ChildProcessError):
 
 
 class SolverProcess(Closable):
-    """Runs a command through ``guard``: all its processes end when this object is closed or this
-    process dies.
+    """Runs a command through ``guard``.
+
+    All its processes end when this object is closed or this process dies.
 
     ``environment`` is added to that of this process. This process writes what the command does to
     its own standard output and error; if ``piped``, the command's standard output can be read from
@@ -55,65 +58,68 @@ class SolverProcess(Closable):
             cwd=folder,
             start_new_session=True,
         )
-        pipes: Any = self._process.stdin, self._process.stdout, self._process.stderr
-        self.output: IO[bytes]
-        self._input, self.output, self._error = pipes
+        self._input: IO[bytes] = cast("IO[bytes]", self._process.stdin)
+        self.output: IO[bytes] = cast("IO[bytes]", self._process.stdout)
+        self._error: IO[bytes] = cast("IO[bytes]", self._process.stderr)
         self._tail = b""
-        copied = {self._error: 2} | ({} if piped else {self.output: 1})
+        copied = {self._error: _STANDARD_ERROR}
+        if not piped:
+            copied[self.output] = _STANDARD_OUTPUT
         self._threads = [
             threading.Thread(
                 target=self._copy, args=(copied,), name="solver's output", daemon=True
             ),
-            threading.Thread(target=self._end_rest, name="solver's end", daemon=True),
+            threading.Thread(target=self._end_orphans, name="solver's end", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
-    def _copy(self, copied: Mapping[Any, int]) -> None:
-        """Copy what the program writes until it ends, and keep the last of it."""
+    def _copy(self, copied: Mapping[IO[bytes], int]) -> None:
+        """Copy what the program writes to pipes to files until it ends; keep the last of it."""
         with selectors.DefaultSelector() as selector:
-            for pipe, target in copied.items():
-                selector.register(pipe, selectors.EVENT_READ, target)
+            for pipe, descriptor in copied.items():
+                selector.register(pipe, selectors.EVENT_READ, descriptor)
             while selector.get_map():
                 for key, _ in selector.select():
-                    if text := os.read(key.fd, 2**16):
-                        self._tail = (self._tail + text)[-_TAIL_BYTES:]
-                        with suppress(OSError):  # nobody reads it any more
-                            os.write(key.data, text)
-                    else:
+                    text = os.read(key.fd, 2**16)
+                    if not text:
                         selector.unregister(key.fileobj)
+                        continue
+                    self._tail = (self._tail + text)[-_TAIL_BYTES:]
+                    with suppress(OSError):  # nobody reads it any more
+                        os.write(key.data, text)
 
-    def _end_rest(self) -> None:
-        """End what is left when the guard has ended: if it was killed, it could not."""
+    def _end_orphans(self) -> None:
+        """End what the guard has left when it has ended: if it was killed, it could not."""
         self._process.wait()
-        while left := [
-            pid for pid, (*_, leader) in guard.processes().items() if leader == self._process.pid
-        ]:
-            for pid in left:
+        while orphans := self._session_members():
+            for process in orphans:
                 with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(process, signal.SIGKILL)
             time.sleep(guard.TICK)
 
+    def _session_members(self) -> list[int]:
+        """Return the processes of the guard's session."""
+        return [
+            process
+            for process, (_, _, session) in guard.processes().items()
+            if session == self._process.pid
+        ]
+
     def status(self, timeout: float | None = 0.0) -> int | None:
-        """Return the exit status, negative for a signal, waiting so many seconds; ``None`` if it
-        has not ended.
-        """
+        """Return the exit status, negative for a signal; ``None`` if it is not there in time."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout)
         return None
 
     def failure(self, what: str = "") -> ChildProcessError:
-        """End the program; return its error: ``what`` it did, or else its status, and its last
-        lines.
-        """
+        """End the program; return its error: ``what`` it did or its status, and its last lines."""
         self.close()
         status = self._process.returncode
-        if not what:
-            what = (
-                f"ended by {signal.Signals(-status).name}"
-                if status < 0
-                else (f"ended with status {status}")
-            )
+        if not what and status < 0:
+            what = f"ended by {signal.Signals(-status).name}"
+        elif not what:
+            what = f"ended with status {status}"
         lines = self._tail.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
         kind = NotStartedError if status == guard.NOT_STARTED else ChildProcessError
         return kind("\n  ".join([f"{self.name} {what}", *lines]))

@@ -20,7 +20,7 @@ from compss_train.model import saved_state
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray
 from compss_train.online.events import ConnectedTask
 from compss_train.online.online_job import OnlineJob
-from compss_train.online.records import Reports
+from compss_train.online.reports import Reports
 from compss_train.online.saves import SavedWorker, buffer_file
 from compss_train.online.worker_messages import (
     Command,

@@ -31,7 +31,7 @@ from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import Inputs
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, online_merge
-from compss_train.online.records import Reports
+from compss_train.online.reports import Reports
 from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter

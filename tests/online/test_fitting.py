@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, Merge, SimulationError
-from compss_train.online.records import Reports
+from compss_train.online.reports import Reports
 from tests.helpers.models import (
     ADAM,
     SGD,

@@ -28,7 +28,7 @@ from compss_train.exceptions import TrainingEndedError
 from compss_train.model.saved_state import decode_value
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
-from compss_train.online.records import Recorder
+from compss_train.online.recorder import Recorder
 from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.workers import Workers
 from compss_train.training.checkpoints import (

@@ -1,0 +1,74 @@
+"""Validation of an online fit: in tasks, while training continues."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+
+from compss_train.engines import Ref
+from compss_train.model.metrics import Measured, Measures
+from compss_train.model.parameters import Parameters
+from compss_train.net import Address
+from compss_train.reports.records import Record
+from compss_train.training.inference import Inference, warn_of_problems
+from compss_train.training.stopping import TICK, Stopping
+
+
+class Evaluation:
+    """Evaluates parameters on held-out samples in tasks, one evaluation at a time."""
+
+    def __init__(self, inference: Inference, coordinator: Address, stopping: Stopping) -> None:
+        self._inference = inference
+        self._coordinator = coordinator
+        self._stopping = stopping
+        self._held: list[Ref] = []
+        """What the engine keeps until the result is fetched."""
+        self._sums: list[Ref] = []
+        """The results of the tasks."""
+        self._known_problems: set[str] = set()
+
+    def start(self, parameters: Parameters, *, notify: bool = True) -> None:
+        """Submit the evaluation of these parameters; with ``notify`` its end will be noticed.
+
+        Engines that do not know what has arrived need a message for that, from another task.
+        """
+        engine = self._inference.engine
+        published = engine.publish(parameters)
+        self._sums = self._inference.evaluate([published])
+        self._held = [published]
+        if notify and not engine.traits.interruptible:
+            sums = list(self._sums)
+            notified = engine.submit(notify_evaluated, sums, self._coordinator, priority=True)
+            self._held.append(notified)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the result is available, or the tasks have failed, as far as the engine knows."""
+        return len(self._inference.engine.arrived(self._sums)) == len(self._sums)
+
+    def result(self, measures: Measures) -> Record | None:
+        """Wait for the fields of the result; ``None`` if the fit has to stop immediately.
+
+        Raises the tasks' exceptions.
+        """
+        engine = self._inference.engine
+        try:
+            while not engine.wait(self._sums, TICK):
+                if self._stopping.urgent:
+                    return None
+            fetched = engine.fetch(self._sums, small=True)
+        finally:
+            self._held = []
+            self._sums = []
+        sums = list(itertools.chain.from_iterable(fetched))
+        warn_of_problems(sums, self._known_problems)
+        return measures.values(sums, "val_")
+
+    def warn_of_changes(self) -> None:
+        """Warn of files with held-out samples that have changed."""
+        self._inference.data.warn_of_changes()
+
+
+def notify_evaluated(sums: Sequence[Measured], coordinator: Address) -> None:
+    """Notify the coordinator of a completed evaluation: a task that depends on its results."""
+    with suppress(OSError):
+        coordinator.connect({"role": "evaluation"}).close()
