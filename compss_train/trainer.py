@@ -1,6 +1,4 @@
-"""``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with
-it.
-"""
+"""``DistributedTrainer``: builds a model, fits it on many workers, evaluates, and predicts."""
 
 import copy
 import os
@@ -38,7 +36,8 @@ from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.online.options import OnlineOptions, Simulations, online_merge, pairing_of
 from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
-from compss_train.training import build_arguments, description, first_batch, resuming, rounds
+from compss_train.training import description, first_batch, network_checks, resuming, rounds
+from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.callback import AnyCallback
 from compss_train.training.callback_list import CallbackList, check_callbacks
 from compss_train.training.fit import FitOptions, ShuffleLike
@@ -104,17 +103,17 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     ) -> None:
         self._model = TrainedModel(seed)
         self._session = Session(self._model, num_workers, engine, threads, worker_timeout)
-        self.num_workers, self.threads = self._session.num_workers, self._session.threads
+        self.num_workers = self._session.num_workers
+        self.threads = self._session.threads
 
     def __repr__(self) -> str:
-        own = (
-            f"num_workers={self.num_workers}, engine={self._session.engine_class.name!r}, "
-            f"seed={self.seed}"
-        )
-        return f"{type(self).__name__}({own}), {self.history!r}"
+        engine = self._session.engine_class.name
+        arguments = f"num_workers={self.num_workers}, engine={engine!r}, seed={self.seed}"
+        return f"{type(self).__name__}({arguments}), {self.history!r}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self).partition(', history')[0])}</p>{self.history._repr_html_()}"
+        name = repr(self).partition(", history")[0]
+        return f"<p>{escape(name)}</p>{self.history._repr_html_()}"
 
     @entry_point
     def build(
@@ -138,8 +137,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         training_step: Step | str | None = None,
         validation_step: Step | str | None = None,
     ) -> None:
-        """Set the network and how it is trained. Starts no process. A second call starts over with
-        a new network.
+        """Set the network and how it is trained.
+
+        Starts no process. A second call starts over with a new network.
 
         Parameters
         ----------
@@ -223,14 +223,14 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         self._model.require_idle("build")
         check_count("num_nodes", num_nodes, least=0)
-        given = build_arguments.checked_network(net)
+        original = network_checks.checked_network(net)
         factory, training, validation = training_steps(
-            given, optimizer, loss, training_step, validation_step
+            original, optimizer, loss, training_step, validation_step
         )
-        own = build_arguments.copied_network(given)
-        factory = optimizers.bound_to_copy(factory, given, own)
+        network = network_checks.copied_network(original)
+        factory = optimizers.bound_to_copy(factory, original, network)
         spec = training_spec.TrainingSpec(
-            net=own,
+            net=network,
             optimizer=factory,
             loss=no_loss if loss is None else losses.resolve_function("loss", loss, losses.LOSSES),
             measures=metrics.resolve_metrics(metric, loss),
@@ -245,8 +245,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             training_step=training,
             validation_step=validation,
         )
-        chosen = configured_schedule(own, factory) if schedule is None else Schedule.of(schedule)
-        built = build_arguments.BuildArguments(spec, num_gpu, chosen)
+        if schedule is None:
+            lr_schedule = configured_schedule(network, factory)
+        else:
+            lr_schedule = Schedule.of(schedule)
+        built = BuildArguments(spec, num_gpu, lr_schedule)
         self._session.engine_class.check_gpus(num_gpu)
         self._model.start_over(built)
         self._session.set_state(TrainingState())
@@ -378,8 +381,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
-        """Check the arguments of a fit without running it: everything that ``fit`` checks, and one
-        batch.
+        """Check the arguments of a fit without running it: what ``fit`` checks, and one batch.
 
         Takes the arguments of ``fit``, with the same errors, warnings and first lines. The first
         batch is trained here, on the first GPU with ``num_gpu``, or the CPU if this process has
@@ -388,33 +390,42 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
-        first_batch.try_fit(
-            fit := self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
-        )
+        fit = self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
+        first_batch.try_fit(fit)
         show_remarks(fit.callbacks.callbacks, fit.remarks)
 
     def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> FitOfEpochs:
-        """Return the fit with these options, which ``method`` needs, after all checks that need no
-        task.
-        """
+        """Return the fit that ``method`` needs, after all checks that need no task."""
         self._model.require_idle(method)
-        records = {
-            "validated": options.validation_data is not None,
-            "averaged": bool(options.merge.averaging),
-        }
-        called = self._callbacks(options.callbacks, options.progress, **records)
-        stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
-        return prepare_fit(self._session, x, y, options, called, stopping)
+        callbacks = self._callback_list(
+            options.callbacks,
+            progress=options.progress,
+            validated=options.validation_data is not None,
+            averaged=options.merge.averaging is not None,
+        )
+        stopping = self._stopping(options.max_time)
+        return prepare_fit(
+            self._session, x, y, options=options, callbacks=callbacks, stopping=stopping
+        )
 
-    def _callbacks(
-        self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool
+    def _callback_list(
+        self,
+        callbacks: Sequence[AnyCallback],
+        *,
+        progress: bool,
+        validated: bool,
+        averaged: bool = False,
+        online: bool = False,
     ) -> CallbackList:
-        """Return the callbacks of a fit, with one that shows progress; ``records`` are as in
-        ``CallbackList``.
-        """
+        """Return the callbacks of a fit, with one that shows progress if it is to be shown."""
         check_choice("progress", progress, (True, False))
-        checked = check_callbacks(callbacks)
-        return CallbackList(with_progress(checked) if progress else checked, self, **records)
+        checked: Sequence[AnyCallback] = check_callbacks(callbacks)
+        if progress:
+            checked = with_progress(checked)
+        return CallbackList(checked, self, validated=validated, averaged=averaged, online=online)
+
+    def _stopping(self, max_time: float | timedelta | None) -> Stopping:
+        return Stopping(max_time, self.clock, self._session.engine_class.time_left())
 
     @entry_point
     def fit_online(
@@ -433,13 +444,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         checkpoint_every: float | None = 60.0,
         resume: str | os.PathLike[str] | bool = False,
     ) -> params.Parameters:
-        """Train while simulations run, and return the final global parameters, arrays in state_dict
-        order.
+        """Train while simulations run, and return the final global parameters.
 
-        Simulations run as tasks and send their samples to ``num_workers`` workers, which hold them
-        in buffers and train on batches drawn from these, until all simulations have ended and the
-        buffers are empty. Only checkpoints are written to disk. Needs the extra ``online``; not for
-        the serial engine; docs/online.md.
+        They are arrays in state_dict order. Simulations run as tasks and send their samples to
+        ``num_workers`` workers, which hold them in buffers and train on batches drawn from these,
+        until all simulations have ended and the buffers are empty. Only checkpoints are written to
+        disk. Needs the extra ``online``; not for the serial engine; docs/online.md.
 
         Parameters
         ----------
@@ -485,25 +495,27 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             pairing=pairing_of(simulations),
         )
         self._model.require_idle("fit_online")
-        OnlineFit(
-            callbacks=self._callbacks(
-                callbacks, progress, validated=validation_data is not None, online=True
-            ),
-            stopping=Stopping(max_time, self.clock, self._session.engine_class.time_left()),
-            validation=None
-            if validation_data is None
-            else validation_source(self._session, validation_data),
+        called = self._callback_list(
+            callbacks, progress=progress, validated=validation_data is not None, online=True
+        )
+        stopping = self._stopping(max_time)
+        validation = None
+        if validation_data is not None:
+            validation = validation_source(self._session, validation_data)
+        fit = OnlineFit(
+            callbacks=called,
+            stopping=stopping,
+            validation=validation,
             session=self._session,
             simulations=simulations,
             options=options,
-        ).run(resume)
+        )
+        fit.run(resume)
         return self.get_parameters()
 
     @property
     def seed(self) -> int:
-        """The seed of all random numbers, given or drawn; after ``restore`` that of the
-        checkpoint.
-        """
+        """The seed of all random numbers, given or drawn; after ``restore`` the checkpoint's."""
         return self._model.seed
 
     @property
@@ -527,12 +539,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """The arguments of the trainer, ``build`` and the last fit, and versions, as values that
-        JSON can hold.
+        """The arguments of the trainer, ``build`` and the last fit, and versions.
 
-        ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name,
-        arrays by shape. ``details`` has the attributes of the network, the loss and other objects,
-        by dotted names.
+        All are values that JSON can hold. ``build`` and ``fit`` are ``None`` before they are
+        called. Functions are given by name, arrays by shape. ``details`` has the attributes of the
+        network, the loss and other objects, by dotted names.
         """
         return {
             "trainer": {
@@ -597,23 +608,25 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return net
 
     def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
-        """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in
-        ``model``.
+        """Return a copy of the global parameters, or of their average as in ``model``.
+
+        They are arrays in state_dict order.
         """
         return params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
 
     def summary(self) -> Table:
-        """Return a table of the network: names, shapes, numbers and bytes of what it holds, and
-        what is trained.
+        """Return a table of the network: what it holds, in names, shapes, numbers and bytes.
 
-        The bytes are those of one copy. Each worker has one, and also gradients and the optimizer's
-        state.
+        The table says what is trained. The bytes are those of one copy. Each worker has one, and
+        also gradients and the optimizer's state.
         """
         return self._model.built.training_spec.summary()
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers
-        differ.
+        """Replace the global parameters.
+
+        Raises ``ValueError`` if names, shapes or kinds of numbers differ, and ``RuntimeError``
+        during a fit, between rounds.
         """
         net = copy.deepcopy(self._model.built.training_spec.net)
         if self._model.run is not None:
@@ -625,14 +638,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         self._model.parameters = params.from_module(net)
 
     def trained_samples(self) -> int | None:
-        """Return how many samples the engine's workers have reported, with repetitions; ``None`` if
-        unknown.
-        """
+        """Return how many samples the workers have reported, each time; ``None`` if unknown."""
         return self._session.trained_samples()
 
     def stop(self, reason: str) -> None:
-        """End the fit after the current round; for callbacks. ``reason`` becomes the value of
-        ``stopped``.
+        """End the fit after the current round, for callbacks; ``stopped`` is then ``reason``.
 
         Later rounds that were submitted are cancelled, but trained and recorded if workers merge
         without waiting.
@@ -655,8 +665,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     @property
     def stopped(self) -> str | None:
-        """Why the last fit ended early (the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``),
-        or ``None``.
+        """Why the last fit ended early, or ``None``.
+
+        It is the argument of ``stop``, ``"max_time"`` or ``"SIGTERM"``.
         """
         return self._model.stopped
 
@@ -666,22 +677,16 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return self._model.resumed_from
 
     def snapshot(self) -> Snapshot:
-        """Return the state to resume from; in callbacks that after the last round
-        (``Callback.needs_state``).
-        """
+        """Return the state to resume from; in callbacks after a round that ``needs_state``."""
         return resuming.snapshot_of(self._session)
 
     @property
     def state_id(self) -> object:
-        """What tells apart the states of ``snapshot``; ``None`` for one between the saves of
-        ``fit_online``.
-        """
+        """What tells apart states of ``snapshot``; ``None`` between saves of ``fit_online``."""
         return self._model.state_id
 
     def checkpoint_bytes(self) -> int:
-        """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and
-        the history.
-        """
+        """Return about how many bytes a checkpoint takes: arrays, optimizers and the history."""
         return resuming.checkpoint_bytes(self._session)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -697,13 +702,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         params.save(path, params.from_module(self.model()))
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
-        """Load parameters, history, counters and the workers' states from a checkpoint; call
-        ``build`` first.
+        """Load parameters, history, counters and the workers' states from a checkpoint.
 
-        ``folder`` is the folder of a ``Checkpoint`` callback, from which the newest good checkpoint
-        is loaded, or with ``best=True`` the best one; or it is a single checkpoint. Both may be in
-        an object store (``"s3://..."``). A later fit is a new fit of the same trainer. Warns if
-        newer checkpoints are damaged.
+        Call ``build`` first. ``folder`` is the folder of a ``Checkpoint`` callback, from which the
+        newest good checkpoint is loaded, or with ``best=True`` the best one; or it is a single
+        checkpoint. Both may be in an object store (``"s3://..."``). A later fit is a new fit of the
+        same trainer. Warns if newer checkpoints are damaged.
 
         Raises ``FileNotFoundError``, ``BadCheckpointError``, ``ValueError`` for another network,
         optimizer or seed.

@@ -33,8 +33,8 @@ from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Workers
 from compss_train.training import (
-    build_arguments,
     description,
+    network_checks,
     remote_checkpoints,
     resume_checks,
     resuming,
@@ -87,7 +87,7 @@ class OnlineFit(Fit, FitRun):
             )
         outer_optimizer = self.options.merge.outer_optimizer
         if outer_optimizer is not None:
-            build_arguments.check_outer_optimizer(outer_optimizer, spec.net)
+            network_checks.check_outer_optimizer(outer_optimizer, spec.net)
         sampler = self.simulations.sampler
         if sampler is not None and sampler.needs_losses and spec.training_step is None:
             losses.elementwise(spec.loss)

@@ -12,8 +12,8 @@ from compss_train.buffers import BufferSpec
 from compss_train.engines.nodes import Resources
 from compss_train.online.input_samplers import InputSampler
 from compss_train.online.solver import Solver
-from compss_train.training.build_arguments import check_picklable
 from compss_train.training.merge import Merge, MergeLike
+from compss_train.training.pickling import check_picklable
 
 UNCOUNTED = 2**40
 """The first number of a sender if it is not known how many simulations there are."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from compss_train._utils import files, validation
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
-from compss_train.training.build_arguments import check_picklable
 from compss_train.training.callback import AnyCallback, Callback
+from compss_train.training.pickling import check_picklable
 from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.worker.callbacks import WorkerCallback, numbered
 
@@ -24,12 +24,18 @@ WORKER_HOOKS = _hooks_of(WorkerCallback)
 class CallbackList:
     """The callbacks of one fit, called in order.
 
-    ``records`` says what records will have, as in ``check_watched``. Raises ``TypeError`` and
+    The keywords say what records will have, as in ``check_watched``. Raises ``TypeError`` and
     ``ValueError`` for callbacks that the fit cannot use.
     """
 
     def __init__(
-        self, callbacks: Sequence[AnyCallback], trainer: TrainerProtocol, **records: bool
+        self,
+        callbacks: Sequence[AnyCallback],
+        trainer: TrainerProtocol,
+        *,
+        validated: bool,
+        averaged: bool = False,
+        online: bool = False,
     ) -> None:
         in_coordinator = (callback for callback in callbacks if isinstance(callback, Callback))
         self.callbacks = tuple(sorted(in_coordinator, key=lambda callback: callback.keeps_state))
@@ -47,13 +53,19 @@ class CallbackList:
         for callback in self.in_workers:
             name = type(callback).__name__
             check_picklable(**{name: callback})
-            if records.get("online"):
+            if online:
                 raise ValueError(f"{name} is a WorkerCallback; fit_online does not call those")
         for checked in self.all:
             checked.check(trainer)
         watches = any(callback.watches() for callback in self.callbacks)
         if watches and not (trainer.measures_in_steps or self.in_workers):
-            check_watched(self.callbacks, trainer.measures, **records)
+            check_watched(
+                self.callbacks,
+                trainer.measures,
+                validated=validated,
+                averaged=averaged,
+                online=online,
+            )
 
     @contextmanager
     def fit(self, total_samples: int | None) -> Iterator[None]:

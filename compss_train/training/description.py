@@ -1,8 +1,8 @@
-"""Descriptions of objects as plain values: what they are (``described``), and what tells two apart
-(``details``).
+"""Descriptions of objects as plain values.
 
-``trainer.configuration`` has both. A resume and ``compss-train compare`` compare details, so that
-another dropout or another loss is not taken for the same.
+``described`` says what they are, ``details`` what tells two apart. ``trainer.configuration`` has
+both. A resume and ``compss-train compare`` compare details, so that another dropout or another loss
+is not taken for the same.
 """
 
 import functools
@@ -32,14 +32,16 @@ Details: TypeAlias = dict[str, Plain]
 """Plain values by dotted names, such as ``loss.label_smoothing``."""
 
 MOST_ITEMS = 100
-"""Maximum number of items of a list, dict or object; larger ones are described by their size, or
-have a hash.
+"""Maximum number of items of a list, dict or object.
+
+Larger ones are described by their size, or have a hash.
 """
 MOST_CHARACTERS = 500
 """Maximum length of a value's ``repr``; networks are given in full."""
 DEEPEST = 8
-"""Maximum nesting; deeper values are described by their type, and have no details. Modules do not
-count there.
+"""Maximum nesting, of which submodules are no level.
+
+Deeper values are described by their type, and have no details.
 """
 CODE = f"code in Python {sys.version_info.major}.{sys.version_info.minor}"
 """The name of the hash of a function's code, which versions of Python compile differently."""
@@ -50,9 +52,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def stable_name(name: str) -> str:
-    """Return the name of a function or class; this package's names omit the module, which may
-    change.
-    """
+    """Return the name of a function or class; ours are without the module, which may change."""
     return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
 
 
@@ -61,9 +61,7 @@ def _full_name(value: Any) -> str:
 
 
 def _as_plain(value: Any) -> tuple[Plain] | None:
-    """Return a number, a text or ``None`` as JSON has it, alone in a tuple; ``None`` for any other
-    value.
-    """
+    """Return a number, text or ``None`` as JSON has it, alone in a tuple; else ``None``."""
     if isinstance(value, np.generic):
         return _as_plain(value.item())
     if isinstance(value, float):
@@ -72,9 +70,7 @@ def _as_plain(value: Any) -> tuple[Plain] | None:
 
 
 def _items(value: Any) -> Mapping[Any, Any] | None:
-    """Return what a container holds, or the arguments of a partial function, by key or number; else
-    ``None``.
-    """
+    """Return what a container or partial function holds, by key or number; else ``None``."""
     if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords}
     if isinstance(value, Mapping):
@@ -91,13 +87,11 @@ def described(value: object, depth: int = 0) -> Any:
     their fields (except those with ``repr=False``, which are secrets), networks in full, and
     everything else by its ``repr``.
     """
-    if (plain := _as_plain(value)) is not None:
+    plain = _as_plain(value)
+    if plain is not None:
         return plain[0]
     if isinstance(value, np.ndarray | torch.Tensor):
-        return (
-            f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} "
-            f"{tuple(value.shape)}"
-        )
+        return f"{type(value).__name__} of {_dtype_name(value)} {tuple(value.shape)}"
     if isinstance(value, Enum):
         return value.name
     depth += 1
@@ -107,12 +101,13 @@ def described(value: object, depth: int = 0) -> Any:
         return described_fields(value, depth)
     if isinstance(value, Mapping | Set | list | tuple) and len(value) > MOST_ITEMS:
         return f"{type(value).__name__} of {len(value)} items"
-    if (items := _items(value)) is None:
+    items = _items(value)
+    if items is None:
         return _named(value)
     if isinstance(value, functools.partial):
         return {"function": _named(value.func), "arguments": described(items, depth)}
-    told = {str(key): described(item, depth) for key, item in items.items()}
-    return told if isinstance(value, Mapping) else list(told.values())
+    descriptions = {str(key): described(item, depth) for key, item in items.items()}
+    return descriptions if isinstance(value, Mapping) else list(descriptions.values())
 
 
 def _named(value: Any) -> str:
@@ -126,40 +121,41 @@ def _named(value: Any) -> str:
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
     """Return the description of each field of a dataclass, except those with ``repr=False``."""
-    return {
-        each.name: described(getattr(value, each.name), depth)
-        for each in fields(value)
-        if each.repr
-    }
+    names = [field.name for field in fields(value) if field.repr]
+    return {name: described(getattr(value, name), depth) for name in names}
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of this package, of torch and of numpy."""
-    found = {"python": platform.python_version(), "compss_train": __version__}
-    return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "python": platform.python_version(),
+        "compss_train": __version__,
+        "torch": importlib.metadata.version("torch"),
+        "numpy": importlib.metadata.version("numpy"),
+    }
 
 
 def details(name: str, value: object, *, tensors: bool = True) -> Details:
-    """Return classes, plain attributes and constructor arguments of an object, and of what it is
-    made of.
+    """Return classes, plain attributes and arguments of an object, and of what it is made of.
 
     Functions have a hash of their code, and the values in their closures and defaults; arrays, and
     the tensors in a module's state_dict, a hash unless ``tensors`` is false, as for a network that
     is trained. Other tensors of a module are left out: they may be caches.
     """
-    return _Collector(tensors).of(name, value, 0)
+    return _Collector(tensors=tensors).of(name, value, 0)
 
 
 class _Collector:
     """Collects details; an object that occurs again has none."""
 
-    def __init__(self, tensors: bool) -> None:
+    def __init__(self, *, tensors: bool) -> None:
         self._tensors = tensors
         self._seen: dict[int, object] = {}
 
     def of(self, name: str, value: Any, depth: int) -> Details:
         """Return the details of a value, at a depth of nesting."""
-        if (plain := _as_plain(value)) is not None:
+        plain = _as_plain(value)
+        if plain is not None:
             return {name: plain[0]}
         if isinstance(value, torch.Tensor | np.ndarray):
             return {name: _array_hash(value)} if self._tensors else {}
@@ -173,52 +169,48 @@ class _Collector:
         if isinstance(value, FunctionType):
             return self._of_function(name, value, depth)
         if isinstance(value, MethodType):
-            return self.of(name, value.__func__, depth) | self._limited(
-                name, {"self": value.__self__}, depth
-            )
+            function = self.of(name, value.__func__, depth)
+            return function | self._limited(name, {"self": value.__self__}, depth)
         if isinstance(value, nn.Module):
             return self._of_module(name, value, depth)
-        if (items := _items(value)) is not None:
-            function = (
-                self.of(name, value.func, depth) if isinstance(value, functools.partial) else {}
-            )
+        items = _items(value)
+        if items is not None:
+            is_partial = isinstance(value, functools.partial)
+            function = self.of(name, value.func, depth) if is_partial else {}
             return function | self._limited(name, items, depth)
-        secrets = (
-            [each.name for each in fields(value) if not each.repr] if is_dataclass(value) else []
-        )
-        shown = {
-            key: own for key, own in getattr(value, "__dict__", {}).items() if key not in secrets
-        }
-        return {name: _full_name(type(value)), **self._limited(name, shown, depth)}
+        attributes = getattr(value, "__dict__", {})
+        if is_dataclass(value):
+            secrets = [field.name for field in fields(value) if not field.repr]
+            attributes = {key: attributes[key] for key in attributes if key not in secrets}
+        return {name: _full_name(type(value)), **self._limited(name, attributes, depth)}
 
     def _limited(self, name: str, values: Mapping[Any, Any], depth: int) -> Details:
-        found: Details = {}
+        collected: Details = {}
         for key, value in values.items():
-            found |= self.of(f"{name}.{key}", value, depth + 1)
-        if len(found) > MOST_ITEMS:
-            return {f"{name}.all": f"{len(found)} values, {_hash(repr(found).encode())}"}
-        return found
+            collected |= self.of(f"{name}.{key}", value, depth + 1)
+        if len(collected) > MOST_ITEMS:
+            return {f"{name}.all": f"{len(collected)} values, {_hash(repr(collected).encode())}"}
+        return collected
 
     def _of_module(self, name: str, module: nn.Module, depth: int) -> Details:
-        own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
-        computed = [
-            key for key in own if any(isinstance(each, torch.Tensor) for each in leaves(own[key]))
-        ]
-        plain = {key: value for key, value in own.items() if key not in computed}
-        found = {name: _full_name(type(module)), **self._limited(name, plain, depth)}
+        plain = {
+            key: value
+            for key, value in vars(module).items()
+            if key not in _OF_EVERY_MODULE and not _has_tensors(value)
+        }
+        collected = {name: _full_name(type(module)), **self._limited(name, plain, depth)}
         if self._tensors:
-            found |= self._limited(name, own_tensors(module), depth)
+            collected |= self._limited(name, own_tensors(module), depth)
         for key, child in module.named_children():
-            found |= self.of(f"{name}.{key}", child, depth)
-        return found
+            collected |= self.of(f"{name}.{key}", child, depth)
+        return collected
 
     def _of_function(self, name: str, function: FunctionType, depth: int) -> Details:
-        found: Details = {name: _full_name(function)}
+        full_name = _full_name(function)
         code = function.__code__
-        if function.__module__.startswith("compss_train.") or any(
-            each in code.co_filename for each in _INSTALLED
-        ):
-            return found
+        is_installed = any(folder in code.co_filename for folder in _INSTALLED)
+        if is_installed or function.__module__.startswith("compss_train."):
+            return {name: full_name}
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         closure = {key: cell.cell_contents for key, cell in cells if cell != _EMPTY}
         defaults: dict[Any, Any] = {
@@ -226,10 +218,18 @@ class _Collector:
             **(function.__kwdefaults__ or {}),
         }
         return {
-            **found,
+            name: full_name,
             f"{name}.{CODE}": _code_hash(code),
             **self._limited(name, {**closure, **defaults}, depth),
         }
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves(value))
+
+
+def _dtype_name(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    return str(array.dtype).removeprefix("torch.")
 
 
 def _hash(data: bytes) -> str:
@@ -242,13 +242,16 @@ def _array_hash(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
     else:
         is_plain = array.layout == torch.strided and not (array.is_meta or array.is_quantized)
         data = flat_bytes(array.detach().cpu().contiguous()).numpy().tobytes() if is_plain else b""
-    return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape)} {_hash(data)}"
+    return f"{_dtype_name(array)} {tuple(array.shape)} {_hash(data)}"
 
 
 def _code_hash(code: CodeType) -> str:
     """Return a hash of what code does, without names of files and numbers of lines."""
     constants: list[object] = []
-    for each in code.co_consts:
-        nested = _code_hash(each) if isinstance(each, CodeType) else each
-        constants.append(sorted(map(repr, nested)) if isinstance(nested, Set) else nested)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constant = _code_hash(constant)
+        elif isinstance(constant, Set):
+            constant = sorted(map(repr, constant))
+        constants.append(constant)
     return _hash(repr((code.co_code, code.co_names, constants)).encode())

@@ -10,13 +10,13 @@ from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
-from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import Callback
 from compss_train.training.callback_list import CallbackList
 from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import evaluate_first_batch, validation_source
 from compss_train.training.merge import Merge
+from compss_train.training.network_checks import check_outer_optimizer
 from compss_train.training.resume_checks import compared_values
 from compss_train.training.running_fit import Fit
 from compss_train.training.session import Session

@@ -14,7 +14,7 @@ from compss_train._utils.validation import (
 from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec
-from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.training.network_checks import check_outer_optimizer
 from compss_train.worker.merging.rules import Mean, MergeRule, Trimmed
 from compss_train.worker.work import OptimizerState
 

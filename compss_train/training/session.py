@@ -14,8 +14,8 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.build_arguments import check_picklable
 from compss_train.training.merged import Merged
+from compss_train.training.pickling import check_picklable
 from compss_train.training.running_fit import Fit
 from compss_train.training.stopping import SIGTERM
 from compss_train.training.trained_model import TrainedModel

@@ -1,0 +1,104 @@
+"""Checks of networks and of the optimizers of their parameters, and copies of networks."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from compss_train._utils.validation import check_dense
+from compss_train.model import compilation, copies, optimizers
+from compss_train.training.pickling import TOO_DEEP, check_picklable
+
+
+def checked_network(net: object) -> nn.Module:
+    """Return the network given to ``build``; of a dict of modules, the ``nn.ModuleDict``.
+
+    Raises ``TypeError`` unless it is a module of dense tensors, ``ValueError`` if nothing in it can
+    be trained.
+    """
+    if isinstance(net, Mapping) and not isinstance(net, nn.Module):
+        net = nn.ModuleDict(net)
+        net.training = any(module.training for module in net.values())
+    if not isinstance(net, nn.Module):
+        hint = "; call the class to make one" if isinstance(net, type) else ""
+        raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
+    try:
+        tensors = net.state_dict(keep_vars=True)
+    except RecursionError:
+        raise ValueError(f"the network, a {type(net).__name__}, {TOO_DEEP}") from None
+    if not list(net.parameters()):
+        raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise ValueError(
+            f"all parameters of {type(net).__name__} are frozen; set requires_grad on some"
+        )
+    compilation.check_not_compiled(net)
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            f"net is in a {type(net).__name__}, but workers share the samples: give net.module"
+        )
+    if any(parameter.is_meta for parameter in net.parameters()):
+        raise ValueError(
+            "net is on the meta device, without numbers: create it on the CPU, or "
+            "load its parameters"
+        )
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
+            check_dense(f"{name!r} of the network", tensor)
+    return net
+
+
+def check_optimizer(
+    net: nn.Module, factory: optimizers.NetOptimizer, unsupported: str = ""
+) -> None:
+    """Raise unless the factory makes an optimizer of the parameters that it is called with.
+
+    ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters
+    would train nothing. ``unsupported`` names, for the message, what an optimizer that evaluates
+    the loss itself does not support. The optimizer's own errors (a negative learning rate, say) are
+    raised unchanged.
+    """
+    optimizer = optimizers.make_optimizer(factory, net)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"the optimizer callable returned {type(optimizer).__name__}, not a "
+            "torch.optim.Optimizer"
+        )
+    kinds = [type(optimizer)]
+    if isinstance(optimizer, optimizers.JoinedOptimizer):
+        kinds = [type(part) for part in optimizer.optimizers.values()]
+    for kind in kinds:
+        if unsupported and optimizers.needs_closure(kind.step):
+            raise ValueError(
+                f"{unsupported} does not work with {kind.__name__}, which evaluates the loss "
+                "several times a step; choose another optimizer"
+            )
+    if not optimizers.is_over(optimizer, net):
+        raise ValueError(
+            "the optimizer callable uses other parameters than those it is called with, and than "
+            "the network's; write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
+        )
+
+
+def check_outer_optimizer(spec: optimizers.OptimizerSpec, net: nn.Module | None = None) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for a wrong ``outer_optimizer``, also of ``net``."""
+    try:
+        factory = optimizers.optimizer_factory(spec)
+        if net is not None:
+            check_optimizer(net, factory, "an outer step, which has one gradient,")
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"outer_optimizer={spec!r}: {error}") from error
+    if net is not None:
+        check_picklable(outer_optimizer=factory)
+
+
+def copied_network(net: nn.Module) -> nn.Module:
+    """Return a copy of a network, on the CPU; raise ``TypeError`` that says why it has none."""
+    try:
+        return copies.copy_network(net).cpu()
+    except Exception as error:
+        check_picklable(net=net)
+        if isinstance(error, RecursionError):  # Python 3.13 pickles deeper networks than it copies
+            raise TypeError(f"net {TOO_DEEP}, and cannot be sent to other processes") from error
+        raise
