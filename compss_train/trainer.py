@@ -28,11 +28,21 @@ from compss_train.data import FileDataset
 from compss_train.data.locations import is_remote
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
-from compss_train.model import compilation, copies, losses, metrics, optimizers, training_spec
+from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model import parameters as params
-from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule
+from compss_train.model.gradients import Gradients
+from compss_train.model.lightning_style import configured_schedule
+from compss_train.model.net_optimizers import bound_to_copy
+from compss_train.model.resolving import (
+    MetricSpec,
+    resolve_loss,
+    resolve_metrics,
+    resolve_steps,
+)
+from compss_train.model.schedule import Schedule, ScheduleSpec
 from compss_train.model.train_transform import TrainTransform, as_train_transform
-from compss_train.model.training_step import Step, no_loss, training_steps
+from compss_train.model.training_loss import ClassWeight, check_class_weight
+from compss_train.model.training_step import Step, no_loss
 from compss_train.online.options import OnlineOptions, Simulations, online_merge, pairing_of
 from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
@@ -121,7 +131,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         net: nn.Module | Mapping[str, nn.Module],
         optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None = None,
         loss: str | losses.BatchFunction | None = None,
-        metric: metrics.MetricSpec = None,
+        metric: MetricSpec = None,
         num_gpu: int = 0,
         num_nodes: int = 1,
         *,
@@ -131,9 +141,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         precision: training_spec.Precision = "fp32",
         memory_format: training_spec.MemoryFormat = "contiguous",
         compile: bool | Mapping[str, Any] = False,
-        class_weight: losses.ClassWeight | None = None,
+        class_weight: ClassWeight | None = None,
         schedule: ScheduleSpec | None = None,
-        gradients: optimizers.Gradients | None = None,
+        gradients: Gradients | None = None,
         training_step: Step | str | None = None,
         validation_step: Step | str | None = None,
     ) -> None:
@@ -224,24 +234,24 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         self._model.require_idle("build")
         check_count("num_nodes", num_nodes, least=0)
         original = network_checks.checked_network(net)
-        factory, training, validation = training_steps(
+        factory, training, validation = resolve_steps(
             original, optimizer, loss, training_step, validation_step
         )
         network = network_checks.copied_network(original)
-        factory = optimizers.bound_to_copy(factory, original, network)
+        factory = bound_to_copy(factory, original, network)
         spec = training_spec.TrainingSpec(
             net=network,
             optimizer=factory,
-            loss=no_loss if loss is None else losses.resolve_function("loss", loss, losses.LOSSES),
-            measures=metrics.resolve_metrics(metric, loss),
+            loss=no_loss if loss is None else resolve_loss(loss),
+            measures=resolve_metrics(metric, loss),
             transform=transform,
             train_transform=as_train_transform(train_transform),
             collate=collate,
             precision=precision,
             compile=compilation.Compilation.of(compile),
             memory_format=memory_format,
-            class_weight=losses.check_class_weight(class_weight),
-            gradients=optimizers.Gradients() if gradients is None else gradients,
+            class_weight=check_class_weight(class_weight),
+            gradients=Gradients() if gradients is None else gradients,
             training_step=training,
             validation_step=validation,
         )

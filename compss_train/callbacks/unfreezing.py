@@ -3,7 +3,8 @@
 import torch
 
 from compss_train._utils.validation import check_count, check_non_negative
-from compss_train.model.optimizers import JoinedOptimizer, matches
+from compss_train.model.joined_optimizer import JoinedOptimizer
+from compss_train.model.net_optimizers import matches
 from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 

@@ -21,7 +21,8 @@ from compss_train.data import FileDataset, locations, readers, reading
 from compss_train.data.arrow_columns import import_pyarrow
 from compss_train.data.readers.base import select_keys
 from compss_train.exceptions import BadFileError
-from compss_train.model import losses, parameters, saved_state
+from compss_train.model import parameters, saved_state
+from compss_train.model.error_hints import kind_of
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
 from compss_train.training.remote_checkpoints import local_copy
@@ -62,7 +63,7 @@ def predict(options: argparse.Namespace) -> int:
             output = trainer.predict(samples)
     if not isinstance(output, np.ndarray):
         raise ValueError(
-            f"the outputs are {losses.kind_of(output)}, and a file holds one array: let the "
+            f"the outputs are {kind_of(output)}, and a file holds one array: let the "
             "network return one, or predict in Python, "
             f"compss_train.load({str(options.run)!r})(x)"
         )

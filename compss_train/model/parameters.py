@@ -1,17 +1,15 @@
-"""Parameters: the whole state_dict of a model as named numpy arrays, their files, and commutative
-updates of them.
+"""Parameters: the whole state_dict of a model as named numpy arrays, and their files.
 
 Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries
 are counters and masks. Formats that numpy does not have (bfloat16, float8) are stored as float32,
-which represents them exactly. Workers may return compressed changes in place of some arrays
-(``compression``). ``weighted_mean`` computes means.
+which represents them exactly.
 """
 
 import errno
 import math
 import os
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -26,7 +24,7 @@ from torch import nn
 from compss_train._utils import files, validation
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model import copies, devices, saved_state
-from compss_train.model.compression import CompressedChange, Contribution, Key
+from compss_train.model.compression import Key
 from compss_train.reports.formatting import Table
 
 Parameters = dict[str, NDArray[Any]]
@@ -189,76 +187,6 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
         raise DivergedError(
             f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum"
         )
-
-
-class MergedParameters(Parameters):
-    """Parameters under commutative merging, with the number of samples that have been merged into
-    them.
-    """
-
-    samples: float = 0
-
-
-def apply_delta(
-    current: Parameters,
-    base: Parameters,
-    trained: Contribution,
-    count: float,
-    total: int,
-    buffers: Collection[str] = (),
-) -> MergedParameters:
-    """Return the global parameters after merging a worker that trained ``count`` of a round's
-    ``total`` samples.
-
-    Weights become current + count/total · (trained - base): additions of the workers' changes
-    commute, so that their order changes rounding only. The names in ``buffers`` are statistics,
-    which may shrink faster than a stale base allows (a variance would become negative), so they are
-    interpolated towards the worker's instead: with one update from each worker to the weighted mean
-    in any order, later by count/total. Integers take the maximum.
-    """
-    samples = getattr(current, "samples", 0) + count
-    merged = MergedParameters()
-    merged.samples = samples
-    for name, array in current.items():
-        new: Any = trained[name]
-        if array.dtype.kind not in "fc":
-            merged[name] = np.maximum(array, new)
-        elif name in buffers:
-            merged[name] = _interpolate(array, new, count / max(1, min(samples, total)))
-        else:
-            shift = change(base[name], new)
-            shift *= count / total
-            shift += array
-            merged[name] = np.asarray(shift).astype(array.dtype, copy=False)
-    return merged
-
-
-def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDArray[Any]:
-    """Return after - before, or ``after`` if it is already a change, in at least double
-    precision.
-    """
-    wide = np.result_type(before.dtype, np.float64)
-    if isinstance(after, CompressedChange):
-        return after[:].astype(wide).reshape(after.shape)
-    return np.asarray(np.subtract(after, before, dtype=wide))
-
-
-def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
-    mean = np.multiply(array, 1 - fraction, dtype=np.result_type(array.dtype, np.float64))
-    mean += np.multiply(trained, fraction, dtype=mean.dtype)
-    return np.asarray(mean).astype(array.dtype, copy=False)
-
-
-def halve(current: Parameters, trained: Parameters) -> Parameters:
-    """Return (current + trained) / 2, dislib's commutative rule, which gives the last worker half
-    the weight.
-    """
-    return {
-        name: _interpolate(array, trained[name], 0.5)
-        if array.dtype.kind in "fc"
-        else np.maximum(array, trained[name])
-        for name, array in current.items()
-    }
 
 
 def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:

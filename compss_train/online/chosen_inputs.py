@@ -13,7 +13,8 @@ from compss_train.engines import calls
 from compss_train.model import parameters as params
 from compss_train.model import saved_state
 from compss_train.model.devices import CPU
-from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.online.input_samplers import InputSampler
 from compss_train.online.inputs import Inputs
 from compss_train.online.simulation_table import SimulationTable

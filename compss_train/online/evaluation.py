@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from compss_train.engines import Ref
-from compss_train.model.metrics import Measured, Measures
+from compss_train.model.measurements import Measured, Measures
 from compss_train.model.parameters import Parameters
 from compss_train.net import Address
 from compss_train.reports.records import Record

@@ -13,8 +13,8 @@ from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import DivergedError
-from compss_train.model import losses
 from compss_train.model import parameters as params
+from compss_train.model.training_loss import elementwise
 from compss_train.net import new_token
 from compss_train.online import saves
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
@@ -90,7 +90,7 @@ class OnlineFit(Fit, FitRun):
             network_checks.check_outer_optimizer(outer_optimizer, spec.net)
         sampler = self.simulations.sampler
         if sampler is not None and sampler.needs_losses and spec.training_step is None:
-            losses.elementwise(spec.loss)
+            elementwise(spec.loss)
 
     def _check_sweep(self) -> None:
         sweep = self.options.buffer.sweep_size

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from compss_train.model.metrics import Measures
+from compss_train.model.measurements import Measures
 from compss_train.online.worker_messages import WorkerReport
 from compss_train.reports.records import Record, per_second
 from compss_train.training.inference import skipped_batches, warn_of_problems

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.block import Block
 from compss_train.model import saved_state
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.net import Address, Header, MessageError, ReceivedArray, parsing, shortened
 from compss_train.training.snapshot import worker_from_dict, worker_to_dict
 from compss_train.worker.state import WorkerState

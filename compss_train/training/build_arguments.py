@@ -8,10 +8,13 @@ import torch
 from torch import nn
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
-from compss_train.model import losses, optimizers, training_spec
+from compss_train.model import training_spec
 from compss_train.model.devices import gpu
-from compss_train.model.optimizers import rates
-from compss_train.model.schedule import LrSchedule, Schedule, make_schedule
+from compss_train.model.gradients import Gradients
+from compss_train.model.lr_schedule import LrSchedule, make_schedule, rates
+from compss_train.model.net_optimizers import SeveralOptimizers, make_optimizer
+from compss_train.model.schedule import Schedule
+from compss_train.model.training_loss import check_weightable
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import no_loss
 from compss_train.training.description import Details, details
@@ -61,7 +64,7 @@ class BuildArguments:
         check_choice("precision", spec.precision, get_args(training_spec.Precision))
         check_choice("memory_format", spec.memory_format, tuple(training_spec.MEMORY_FORMATS))
         gradients: object = spec.gradients
-        if not isinstance(gradients, optimizers.Gradients):
+        if not isinstance(gradients, Gradients):
             raise TypeError(
                 f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)"
             )
@@ -74,7 +77,7 @@ class BuildArguments:
                     "class_weight= belongs to loss=, which was not given; weight classes in your "
                     "step"
                 )
-            losses.check_weightable(spec.loss)
+            check_weightable(spec.loss)
         parameters = spec.loss.parameters() if isinstance(spec.loss, nn.Module) else ()
         if any(parameter.requires_grad for parameter in parameters):
             warn_user(
@@ -101,7 +104,7 @@ class BuildArguments:
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""
         spec = self.training_spec
-        several = isinstance(spec.optimizer, optimizers.SeveralOptimizers)
+        several = isinstance(spec.optimizer, SeveralOptimizers)
         if several and spec.training_step is None:
             raise ValueError(
                 "several optimizers need training_step=, a function that updates them: "
@@ -139,7 +142,7 @@ class BuildArguments:
     def rates(self) -> dict[str, float]:
         """The first learning rates: ``lr``, and ``lr/NAME`` for each other group."""
         spec = self.training_spec
-        return rates(optimizers.make_optimizer(spec.optimizer, spec.net).param_groups)
+        return rates(make_optimizer(spec.optimizer, spec.net).param_groups)
 
     @cached_property
     def state_bytes(self) -> int:

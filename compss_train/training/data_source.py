@@ -26,7 +26,7 @@ from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import IN_PROCESS, random_state
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.training.pickling import check_picklable
 
 

@@ -15,8 +15,8 @@ from compss_train.data.remote_block import load_block
 from compss_train.engines.calls import Failure
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
-from compss_train.model.metrics import Measured
-from compss_train.model.schedule import make_schedule
+from compss_train.model.lr_schedule import make_schedule
+from compss_train.model.measurements import Measured
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import inference
 from compss_train.training.build_arguments import BuildArguments

@@ -6,8 +6,8 @@ from typing import Any
 from compss_train._utils.validation import warn_once
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import ResumePoint, RoundPlan
-from compss_train.model import losses
 from compss_train.model import parameters as params
+from compss_train.model.training_loss import check_weightable
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
 from compss_train.training.callback import Callback
@@ -160,7 +160,7 @@ def prepare_fit(
     data = _training_data(session, x, y, options, checkpoint)
     options = options.for_data(data, session.num_workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
-        losses.check_weightable(spec.loss)
+        check_weightable(spec.loss)
     validation = None
     if options.validation_data is not None:
         validation = validation_source(session, options.validation_data)

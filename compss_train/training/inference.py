@@ -21,7 +21,7 @@ from compss_train.engines.codec import SerializedValue
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.engines.packing import ranges_for_costs
 from compss_train.model.devices import CPU, IN_PROCESS
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import BuildArguments

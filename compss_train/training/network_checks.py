@@ -8,6 +8,9 @@ from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_dense
 from compss_train.model import compilation, copies, optimizers
+from compss_train.model.bound_optimizer import is_over
+from compss_train.model.joined_optimizer import JoinedOptimizer
+from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
 from compss_train.training.pickling import TOO_DEEP, check_picklable
 
 
@@ -49,9 +52,7 @@ def checked_network(net: object) -> nn.Module:
     return net
 
 
-def check_optimizer(
-    net: nn.Module, factory: optimizers.NetOptimizer, unsupported: str = ""
-) -> None:
+def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = "") -> None:
     """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
     ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters
@@ -59,14 +60,14 @@ def check_optimizer(
     the loss itself does not support. The optimizer's own errors (a negative learning rate, say) are
     raised unchanged.
     """
-    optimizer = optimizers.make_optimizer(factory, net)
+    optimizer = make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"the optimizer callable returned {type(optimizer).__name__}, not a "
             "torch.optim.Optimizer"
         )
     kinds = [type(optimizer)]
-    if isinstance(optimizer, optimizers.JoinedOptimizer):
+    if isinstance(optimizer, JoinedOptimizer):
         kinds = [type(part) for part in optimizer.optimizers.values()]
     for kind in kinds:
         if unsupported and optimizers.needs_closure(kind.step):
@@ -74,7 +75,7 @@ def check_optimizer(
                 f"{unsupported} does not work with {kind.__name__}, which evaluates the loss "
                 "several times a step; choose another optimizer"
             )
-    if not optimizers.is_over(optimizer, net):
+    if not is_over(optimizer, net):
         raise ValueError(
             "the optimizer callable uses other parameters than those it is called with, and than "
             "the network's; write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"

@@ -9,7 +9,7 @@ from torch import nn
 
 from compss_train._utils.private_names import is_batch_norm
 from compss_train._utils.validation import check_count
-from compss_train.model.optimizers import NetOptimizer, make_optimizer
+from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
 from compss_train.training.merge import Merge, Preset
 from compss_train.worker.work import OptimizerState
 

@@ -15,7 +15,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.data.coding import Coding
 from compss_train.data.partitioning import epochs_of_rounds
 from compss_train.model import parameters as params
-from compss_train.model.optimizers import make_optimizer
+from compss_train.model.net_optimizers import make_optimizer
 from compss_train.training import description
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource

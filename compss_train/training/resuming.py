@@ -11,7 +11,7 @@ import torch
 
 from compss_train._utils.nested import leaves
 from compss_train.model import parameters as params
-from compss_train.model.optimizers import make_optimizer
+from compss_train.model.net_optimizers import make_optimizer
 from compss_train.reports.history import line_of
 from compss_train.training import checkpoints
 from compss_train.training.callback import Callback

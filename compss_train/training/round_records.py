@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import chain
 
-from compss_train.model.metrics import Measured, Measures
+from compss_train.model.measurements import Measured, Measures
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record, per_second
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.inference import skipped_batches

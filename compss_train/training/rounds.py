@@ -15,7 +15,7 @@ from compss_train.engines.mapping import whole_values
 from compss_train.engines.packing import ranges_for_costs, singles
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.model.parts import joined
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
 from compss_train.training.fit_of_epochs import FitOfEpochs

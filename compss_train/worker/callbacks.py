@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compss_train.model.metrics import MetricAccumulator, measured_number
+from compss_train.model.measurements import MetricAccumulator, measured_number
 from compss_train.model.training_step import StepResult
 
 

@@ -12,10 +12,10 @@ from compss_train._utils.nested import map_leaves
 from compss_train.data.collating import PredictionCollate
 from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
-from compss_train.model.metrics import Measured, MetricAccumulator
+from compss_train.model.measurements import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Part, joined
-from compss_train.model.training_spec import ModelReplica
+from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, cut_batches
 from compss_train.worker.preparing import collated

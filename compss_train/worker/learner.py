@@ -9,11 +9,15 @@ import torch
 
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
-from compss_train.model import devices, losses, metrics, schedule
+from compss_train.model import devices
 from compss_train.model import parameters as params
-from compss_train.model.optimizers import JoinedOptimizer, make_optimizer
+from compss_train.model.joined_optimizer import JoinedOptimizer
+from compss_train.model.loss_warnings import batch_warning
+from compss_train.model.lr_schedule import Hyperparameters
+from compss_train.model.measurements import Measured, MetricAccumulator
+from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parts import Moments
-from compss_train.model.training_spec import ModelReplica
+from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
@@ -64,7 +68,7 @@ class Learner:
         net = self.replica.net
         if state.module_buffers is not None:
             restore_buffers(net, state.module_buffers, work.device)
-        self._accumulator = metrics.MetricAccumulator(self.replica.measures)
+        self._accumulator = MetricAccumulator(self.replica.measures)
         self._callbacks: CallbackRunner | None = None
         if job.callbacks:
             context = WorkerContext(
@@ -114,7 +118,7 @@ class Learner:
             self._callbacks.round_start()
         for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
             changes = self._hyperparameters_in(epoch)
-            hyperparameters: schedule.Hyperparameters | None = None
+            hyperparameters: Hyperparameters | None = None
             samples = 0
             for number, batch in enumerate(epoch_batches):
                 hyperparameters = changes.get(number, hyperparameters)
@@ -148,7 +152,7 @@ class Learner:
             if not block_pass.start
         }
 
-    def _hyperparameters_in(self, epoch: int) -> dict[int, schedule.Hyperparameters]:
+    def _hyperparameters_in(self, epoch: int) -> dict[int, Hyperparameters]:
         """Return a schedule's hyperparameters in an epoch, by the batch from which they hold."""
         timed = (self._work.hyperparameters or {}).get(epoch, ())
         planned = batches_in_epoch(self._job, self._work, epoch) if len(timed) > 1 else 0
@@ -188,17 +192,14 @@ class Learner:
         if not self._checks_outputs:
             return
         self._checks_outputs = False
-        loss = self._job.spec.loss
-        measured = self.replica.measures.metrics
-        compared = (result.output, result.target)
-        self._output_warning = (
-            losses.output_warning(loss, result.output)
-            or losses.binary_warning(loss, *compared)
-            or losses.accuracy_warning(measured.values(), *compared)
-            or metrics.batch_warning(loss, measured, *compared)
+        self._output_warning = batch_warning(
+            self._job.spec.loss,
+            self.replica.measures.metrics,
+            output=result.output,
+            target=result.target,
         )
 
-    def _renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
+    def _renew_optimizer(self, hyperparameters: Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does.
 
         Gradients that are accumulated are applied before.
@@ -231,7 +232,7 @@ class Learner:
             load_optimizer(optimizer, state)
         return optimizer
 
-    def finish(self, measured: metrics.Measured | None = None) -> params.Parameters:
+    def finish(self, measured: Measured | None = None) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
 
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never
@@ -276,14 +277,14 @@ class Learner:
         """Continue with gradients that wait for a step."""
         self._stepper.set_accumulated(saved)
 
-    def measured(self) -> metrics.Measured:
+    def measured(self) -> Measured:
         """Return what was measured since the last call."""
         measured = self._accumulator.measured()
         if self._output_warning:
             measured.warnings = [self._output_warning]
             self._output_warning = ""
         measured.conversions = sorted(self.replica.conversions)
-        self._accumulator = metrics.MetricAccumulator(self.replica.measures)
+        self._accumulator = MetricAccumulator(self.replica.measures)
         return measured
 
     def state(self, **fields: Any) -> WorkerState:
@@ -300,7 +301,7 @@ class Learner:
 
 
 def _set_hyperparameters(
-    optimizer: torch.optim.Optimizer, hyperparameters: schedule.Hyperparameters
+    optimizer: torch.optim.Optimizer, hyperparameters: Hyperparameters
 ) -> None:
     """Set the learning rate, and other values that a schedule changes, in each parameter group."""
     groups = optimizer.param_groups

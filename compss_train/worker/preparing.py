@@ -10,7 +10,7 @@ from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader
 from compss_train.model.devices import random_state, seed_generators
 from compss_train.model.losses import IGNORE_INDEX
-from compss_train.model.training_spec import ModelReplica
+from compss_train.model.replica import ModelReplica
 from compss_train.worker.batches import Batch
 from compss_train.worker.work import Job
 

@@ -13,9 +13,10 @@ from torch import nn
 
 from compss_train._utils.private_names import let_scaler_skip, norms
 from compss_train.model.devices import is_gpu
-from compss_train.model.losses import kind_of
-from compss_train.model.optimizers import JoinedOptimizer, needs_closure
-from compss_train.model.training_spec import ModelReplica
+from compss_train.model.error_hints import kind_of
+from compss_train.model.joined_optimizer import JoinedOptimizer
+from compss_train.model.optimizers import needs_closure
+from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult, Update
 from compss_train.worker.batches import Batch
 from compss_train.worker.state import WorkerState

@@ -16,7 +16,7 @@ from compss_train.engines.mapping import Call
 from compss_train.exceptions import DivergedError
 from compss_train.model.compression import compress_arrays
 from compss_train.model.devices import kept_random_state, set_random_state
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.parts import Moments, Part, joined, joined_moments
 from compss_train.worker.batches import cut_batches

@@ -15,7 +15,7 @@ from compss_train.data.draws import Draws
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.model.compression import MergeDtype
-from compss_train.model.schedule import TimedHyperparameters
+from compss_train.model.lr_schedule import TimedHyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers.pools import Pools
 from compss_train.worker.callbacks import WorkerCallback

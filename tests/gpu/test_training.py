@@ -8,7 +8,8 @@ from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge, Simul
 from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
-from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker import gpu_rows
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.preparing import prepared_batches

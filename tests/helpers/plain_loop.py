@@ -10,7 +10,7 @@ from torch import nn
 
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
-from compss_train.model.training_spec import HALF
+from compss_train.model.replica import HALF
 from tests.helpers.models import ADAM, SGD, state_arrays
 
 OPTIMIZERS = [

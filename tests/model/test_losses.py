@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.losses import LOSSES, categorical_cross_entropy, resolve_function
+from compss_train.model.losses import LOSSES, categorical_cross_entropy
+from compss_train.model.resolving import resolve_loss
 from tests.helpers.tolerances import sum_error
 
 torch.manual_seed(0)
@@ -95,19 +96,19 @@ def test_only_dimensions_of_1_may_differ(name):
 
 
 def test_names_classes_and_callables():
-    def own(output, target):
+    def function(output, target):
         return output.sum()
 
-    assert resolve_function("loss", own, LOSSES) is own
-    assert isinstance(resolve_function("loss", nn.L1Loss, LOSSES), nn.L1Loss)
+    assert resolve_loss(function) is function
+    assert isinstance(resolve_loss(nn.L1Loss), nn.L1Loss)
     with pytest.raises(
         ValueError, match=("unknown loss 'crossentropy'; choose one of mean_squared_error, mse")
     ):
-        resolve_function("loss", "crossentropy", LOSSES)
+        resolve_loss("crossentropy")
     with pytest.raises(ValueError, match=r"or pass a callable; did you mean cross_entropy\?"):
-        resolve_function("loss", "crossentropy", LOSSES)
+        resolve_loss("crossentropy")
     with pytest.raises(TypeError, match="neither a name nor a callable"):
-        resolve_function("loss", 3, LOSSES)
+        resolve_loss(3)
 
 
 @pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.losses import LOSSES, TrainingLoss, elementwise
+from compss_train.model.losses import LOSSES
+from compss_train.model.training_loss import TrainingLoss, elementwise
 from tests.helpers.models import named
 
 CASES = [

@@ -8,8 +8,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.optimizers import make_optimizer, net_optimizer
-from compss_train.model.schedule import make_schedule
+from compss_train.model.lr_schedule import make_schedule
+from compss_train.model.net_optimizers import make_optimizer, net_optimizer
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
 
 X, Y = classification()

@@ -10,6 +10,7 @@ from torch import nn
 
 from compss_train import BadFileError
 from compss_train.model import parameters as params
+from compss_train.model.commutative_updates import apply_delta
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
 from tests.helpers.tolerances import average, sum_error
 
@@ -32,7 +33,7 @@ def test_deltas_commute_and_add_up_to_the_average(arrays, data):
     def run(order, buffers):
         current = base
         for trained, count in order:
-            current = params.apply_delta(current, base, trained, count, a + b, buffers)
+            current = apply_delta(current, base, trained, count, a + b, buffers)
         return current
 
     most = average([base, first, second], [1, 1, 1])  # for the integers' maximum
@@ -51,7 +52,7 @@ def test_merged_variances_stay_positive_however_stale_the_bases(data):
     current = {"v": np.array([data.draw(variances)], np.float32)}
     for _ in range(6):
         base, trained = ({"v": np.array([data.draw(variances)], np.float32)} for _ in range(2))
-        current = params.apply_delta(current, base, trained, data.draw(st.integers(1, 9)), 9, {"v"})
+        current = apply_delta(current, base, trained, data.draw(st.integers(1, 9)), 9, {"v"})
         assert current["v"] >= 0
 
 

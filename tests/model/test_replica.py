@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import SGD, assert_same_bits, classification, mlp, state_arrays
 
 X, Y = classification()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compss_train import DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
-from compss_train.model.metrics import resolve_metrics
+from compss_train.model.resolving import resolve_metrics
 from compss_train.online.reports import Reports
 from compss_train.online.worker_messages import WorkerReport
 from tests.helpers.callbacks import CallAt

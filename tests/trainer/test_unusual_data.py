@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, Merge
-from compss_train.model.losses import are_log_probabilities, are_probabilities
+from compss_train.model.loss_warnings import are_log_probabilities, are_probabilities
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import trainer_of

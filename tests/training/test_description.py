@@ -19,7 +19,8 @@ from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, S
 from compss_train.callbacks import Callback, Profile
 from compss_train.integrations.melissa import BufferType
 from compss_train.model import losses
-from compss_train.model.optimizers import Gradients, optimizer_factory
+from compss_train.model.gradients import Gradients
+from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import PostLocal
 from compss_train.training.data_source import as_data_source

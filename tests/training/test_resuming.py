@@ -24,7 +24,7 @@ from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.cases import each_value
 from tests.helpers.models import MODES, SGD, Smoothed, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
-from tests.model.lr_schedules.schedulers import SCHEDULERS
+from tests.model.lr_schedule.schedulers import SCHEDULERS
 from tests.model.test_train_transform import mixup
 from tests.trainer.test_dataset_fits import Noisy, Stream
 from tests.training.checkpoints.trees import assert_same

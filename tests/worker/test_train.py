@@ -15,7 +15,7 @@ from compss_train._utils.nested import leaves
 from compss_train.data.partitioning import BlockPass
 from compss_train.engines.mapping import map_chunk
 from compss_train.model.devices import RandomState, random_state
-from compss_train.model.optimizers import net_optimizer
+from compss_train.model.net_optimizers import net_optimizer
 from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker.merging.rules import Gathering, Mean

@@ -20,7 +20,8 @@ from typing import Any
 from compss_train._utils.validation import suggestion
 from compss_train.buffers import BufferSpec
 from compss_train.cli.run_files import TomlTable, format_exception, unknown_name
-from compss_train.model import optimizers, schedule, train_transform
+from compss_train.model import schedule, train_transform
+from compss_train.model.gradients import Gradients
 from compss_train.samplers import PartialShuffle
 from compss_train.training.merge import Merge
 
@@ -37,7 +38,7 @@ NONE = "none"
 
 TABLES: Mapping[str, Callable[..., Any]] = {
     "buffer": BufferSpec,
-    "gradients": optimizers.Gradients,
+    "gradients": Gradients,
     "merge": Merge,
     "schedule": schedule.Schedule,
     "shuffle": PartialShuffle,

@@ -14,8 +14,9 @@ from torch import nn
 
 from compss_train._utils.validation import warn_user
 from compss_train.integrations.dislib.encapsulated import Encapsulated, in_one_block
-from compss_train.model import losses, metrics, optimizers
+from compss_train.model import losses, optimizers
 from compss_train.model import parameters as params
+from compss_train.model.resolving import MetricSpec, resolve_loss
 
 Layers: TypeAlias = NDArray[np.object_]
 """The parameters of each layer, a list of arrays such as ``[weight, bias]`` or ``[]``."""
@@ -50,7 +51,7 @@ class EddlDistributedConmutativo:
         net: nn.Module,
         optimizer: Mapping[str, Any],
         loss: str | losses.BatchFunction,
-        metric: metrics.MetricSpec,
+        metric: MetricSpec,
         num_gpu: int = 0,
         **options: Any,
     ) -> None:
@@ -114,7 +115,7 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         net: nn.Module,
         optimizer: Mapping[str, Any],
         loss: str | losses.BatchFunction,
-        metric: metrics.MetricSpec,
+        metric: MetricSpec,
         num_gpu: int = 0,
         num_nodes: int = 0,
         **options: Any,
@@ -127,7 +128,7 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         a ``weight_decay`` causes a warning, because it has another meaning in dislib. Raises the
         exceptions of ``DistributedTrainer.build``.
         """
-        function = losses.resolve_function("loss", loss, EDDL_LOSSES)
+        function = resolve_loss(loss, EDDL_LOSSES)
         if not isinstance(optimizer, Mapping):
             raise TypeError(
                 f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": '

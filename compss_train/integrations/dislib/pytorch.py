@@ -25,6 +25,8 @@ from compss_train.integrations.dislib.curves import (
 from compss_train.integrations.dislib.encapsulated import Encapsulated, as_grid, in_one_block
 from compss_train.model import losses
 from compss_train.model import parameters as params
+from compss_train.model.commutative_updates import halve
+from compss_train.model.resolving import resolve_loss
 from compss_train.model.schedule import Schedule
 from compss_train.training.named_fits import FitKeywords
 
@@ -153,7 +155,7 @@ class PytorchDistributed:
         """Set the parameters of the first module to the mean of the two, and return it."""
         first = params.from_module(model_params)
         second = params.from_module(parameters_to_aggregate)
-        params.load_into(model_params, params.halve(first, second))
+        params.load_into(model_params, halve(first, second))
         return model_params
 
 
@@ -224,9 +226,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             )
         spec = {"optimizer": optimizer, **optimizer_parameters}
         options = {"transform": torch.Tensor.float, **options}
-        function = losses.resolve_function(
-            "loss", loss if isinstance(loss, str | nn.Module) else loss(), losses.LOSSES
-        )
+        function = resolve_loss(loss if isinstance(loss, str | nn.Module) else loss())
         if isinstance(function, nn.CrossEntropyLoss):
             function = copy.deepcopy(function)
             function.register_forward_pre_hook(_with_labels)

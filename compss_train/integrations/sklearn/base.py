@@ -19,7 +19,8 @@ from compss_train.callbacks import Callback, EarlyStopping
 from compss_train.data import FileDataset
 from compss_train.engines import Engine, LocalEngine, SerialEngine, engine_class
 from compss_train.integrations.sklearn import defaults
-from compss_train.model import devices, losses, metrics, optimizers
+from compss_train.model import devices, losses, optimizers
+from compss_train.model.resolving import MetricSpec
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
 from compss_train.trainer import DistributedTrainer
@@ -119,7 +120,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     lr: float | None = None
     schedule: ScheduleSpec | str | None = None
     loss: str | losses.BatchFunction = "mse"
-    metric: metrics.MetricSpec = None
+    metric: MetricSpec = None
     num_workers: int = 2
     engine: str | Engine = "auto"
     num_epochs: int = 20

@@ -16,7 +16,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
 from compss_train.integrations.sklearn.base import DistributedEstimator
-from compss_train.model import losses, metrics
+from compss_train.model import losses
+from compss_train.model.resolving import MetricSpec
 
 
 @dataclass(eq=False, repr=False)
@@ -37,7 +38,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     """
 
     loss: str | losses.BatchFunction = "cross_entropy"
-    metric: metrics.MetricSpec = "accuracy"
+    metric: MetricSpec = "accuracy"
     class_weight: Mapping[Any, float] | str | None = None
 
     classes_: NDArray[Any] = field(init=False)

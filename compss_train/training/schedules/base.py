@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from compss_train.engines import Engine, Ref
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
 from compss_train.training.merge import Merge, MergeKind

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from compss_train.model.commutative_updates import change
 from compss_train.model.compression import CompressedChange
 from compss_train.model.optimizers import OptimizerFactory
-from compss_train.model.parameters import Parameters, change
+from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Moments, Part, arrays_of, like
 from compss_train.model.training_spec import TensorNames
 from compss_train.worker.merging.outer_step import OuterState, moving_average, outer_step

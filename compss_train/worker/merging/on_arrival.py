@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
-from compss_train.model.parameters import MergedParameters, Parameters, apply_delta, halve
+from compss_train.model.commutative_updates import MergedParameters, apply_delta, halve
+from compss_train.model.parameters import Parameters
 from compss_train.worker.merging.rules import uncompressed
 from compss_train.worker.merging.trained import Trained
 

@@ -20,8 +20,9 @@ from torchmetrics.classification import (
 from torchmetrics.regression import MeanSquaredError, R2Score
 
 from compss_train import DistributedTrainer
-from compss_train.model.losses import METRICS
-from compss_train.model.metrics import MetricAccumulator, resolve_metrics
+from compss_train.model.measurements import MetricAccumulator
+from compss_train.model.metrics import METRICS
+from compss_train.model.resolving import resolve_metrics
 from tests.helpers.models import (
     MODES,
     SGD,

@@ -25,7 +25,8 @@ from torchmetrics.regression import MeanAbsoluteError, PearsonCorrCoef, R2Score
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
-from compss_train.model.metrics import MetricAccumulator, measured_number, resolve_metrics
+from compss_train.model.measurements import MetricAccumulator, measured_number
+from compss_train.model.resolving import resolve_metrics
 
 CLASSES = 3
 

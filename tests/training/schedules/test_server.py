@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from compss_train import Merge, parameter_server
-from compss_train.model import parameters as params
+from compss_train.model.commutative_updates import apply_delta
 from compss_train.model.training_spec import TensorNames
 from compss_train.parameter_server import LocalParameterServer
 from compss_train.worker.server_exchange import Exchange
@@ -87,7 +87,7 @@ def test_the_order_of_arrival_changes_nothing(order):
             exchange.push_change(server, worker, base, trained[worker], (worker + 1) / 6)
         ours = exchange.pull(server)
     for worker in range(3):
-        expected = params.apply_delta(expected, base, trained[worker], worker + 1, 6, {"v"})
+        expected = apply_delta(expected, base, trained[worker], worker + 1, 6, {"v"})
     assert {name: array.dtype for name, array in ours.items()} == {
         n: a.dtype for n, a in base.items()
     }

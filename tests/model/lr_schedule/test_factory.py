@@ -8,8 +8,8 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from compss_train import DistributedTrainer
+from compss_train.model.lr_schedule import make_schedule
 from compss_train.model.optimizers import optimizer_factory
-from compss_train.model.schedule import make_schedule
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, awkward_net, classification, mlp
 

@@ -25,7 +25,7 @@ from tests.helpers.models import (
     state_arrays,
 )
 from tests.helpers.small_fits import combined
-from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting, fall
+from tests.model.lr_schedule.schedulers import SCHEDULERS, Notes, Noting, fall
 
 X, Y = classification(samples=62)
 SIZES = [len(part) for block in np.array_split(X, 4) for part in np.array_split(block, 3)]

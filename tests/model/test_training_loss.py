@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.losses import (
-    LOSSES,
+from compss_train.model.losses import LOSSES
+from compss_train.model.training_loss import (
     TrainingLoss,
     check_class_weight,
     check_weightable,

@@ -1,0 +1,236 @@
+"""``TrainingLoss``: the loss of a batch whose samples or classes may have weights.
+
+It is Σ wᵢ·lᵢ / Σ wᵢ over the batch, as torch defines it for class weights; only the ratios of the
+weights matter. If a sample has several losses, such as one per pixel, each of them has the weight
+of the sample times the weight of its own class.
+"""
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+from typing import Any, TypeAlias
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compss_train._utils.nested import leaves
+from compss_train.model.broadcasting import comparing
+from compss_train.model.error_hints import kind_of
+from compss_train.model.losses import BatchFunction, is_known
+
+ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
+"""A weight for each class, by its index."""
+
+
+class TrainingLoss:
+    """The loss itself without weights, and the weighted mean with weights."""
+
+    def __init__(
+        self, loss: BatchFunction, class_weight: Sequence[float] | None = None, device: str = "cpu"
+    ) -> None:
+        self._loss = loss
+        self._is_users = not is_known(loss)
+        self._class_weight = None
+        if class_weight is not None:
+            self._class_weight = torch.tensor(class_weight, dtype=torch.float64, device=device)
+
+    def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if
+        all are 0.
+        """
+        if weight is None and self._class_weight is None:
+            with comparing(output, target) if self._is_users else nullcontext():
+                return self._loss(output, target)
+        samples = len(leaves(target)[0])
+        weights = []
+        if weight is not None:
+            if weight.numel() != samples or len(weight) != samples or not _are_weights(weight):
+                raise ValueError(
+                    f"the weights of {samples} samples have shape {tuple(weight.shape)}, or one "
+                    "is negative, NaN or infinite; give one finite number of at least 0 for each "
+                    "sample"
+                )
+            weights.append(weight)
+        if self._class_weight is not None:
+            weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
+        losses = self._before_the_mean(output, target, samples)
+        precision = torch.promote_types(losses.dtype, torch.float32)
+        product = torch.ones(losses.shape, dtype=precision, device=losses.device)
+        for each in weights:
+            one_per_loss = each.numel() == losses.numel()
+            product *= each.reshape(
+                losses.shape if one_per_loss else (-1, *[1] * (losses.dim() - 1))
+            )
+        if (counted := self._counted(losses, target)) is not None:
+            product = product * counted
+        total = product.sum()
+        return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+    def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each of N samples without weights, shape (N,): the mean over what
+        counts in it.
+
+        NaN for a sample in which all is ignored.
+        """
+        samples = len(leaves(target)[0])
+        losses = self._before_the_mean(output, target, samples)
+        counted = self._counted(losses, target)
+        if counted is None:
+            precision = torch.promote_types(losses.dtype, torch.float32)
+            return losses.flatten(1).mean(1, dtype=precision) if losses.dim() > 1 else losses
+        return losses.reshape(samples, -1).sum(1) / counted.reshape(samples, -1).sum(1)
+
+    def _before_the_mean(self, output: Tensor, target: Tensor, samples: int) -> Tensor:
+        losses = self._elementwise(output, target)
+        if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
+            raise ValueError(
+                f"the loss with reduction='none' returned {kind_of(losses)} for {samples} "
+                "samples; weights and samplers of inputs need a tensor of one or more values for "
+                "each sample"
+            )
+        return losses
+
+    def _counted(self, losses: Tensor, target: Tensor) -> Tensor | None:
+        """Return which losses count, in their shape; ``None`` if all do."""
+        if (
+            self._ignore_index is None
+            or target.is_floating_point()
+            or target.numel() != losses.numel()
+        ):
+            return None  # without an index to ignore the targets may be a dict
+        return target.reshape(losses.shape) != self._ignore_index
+
+    @cached_property
+    def _elementwise(self) -> BatchFunction:
+        return elementwise(self._loss)
+
+    @cached_property
+    def _ignore_index(self) -> int | None:
+        index = _option(self._loss, "ignore_index")
+        return index if isinstance(index, int) else None
+
+
+def _are_weights(numbers: Tensor) -> bool:
+    """Return whether all numbers are finite and not negative."""
+    return bool(((numbers >= 0) & numbers.isfinite()).all())
+
+
+def class_weights(
+    weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None
+) -> Tensor:
+    """Return the weight of the class of each target, in the shape (N, ...) of the targets without
+    classes.
+
+    Targets are class indices; one-hot or soft targets (N, C, ...) in the shape of the outputs,
+    which get the mean weight of their classes; or, for two classes, probabilities of the second
+    class. Ignored targets get an arbitrary weight. Raises ``ValueError`` for other targets.
+    """
+    shape = output.shape if isinstance(output, Tensor) else None
+    if target.shape == shape and target.dim() > 1 and target.shape[1] == len(weights):
+        mixed: Tensor = torch.tensordot(target.to(weights.dtype), weights, dims=([1], [0]))
+        return mixed
+    if not target.is_floating_point():
+        indices = target.long()
+        if ignore_index is not None:
+            indices = indices.masked_fill(indices == ignore_index, 0)
+        first, last = (int(bound) for bound in indices.aminmax()) if indices.numel() else (0, 0)
+        if first < 0 or last >= len(weights):
+            raise ValueError(
+                f"class_weight has {len(weights)} classes, and targets go from {first} to {last}"
+            )
+        # The probability of the second class.
+        one_each = shape is not None and shape.numel() == target.numel()
+        if (
+            shape is not None
+            and not one_each
+            and len(shape) == target.dim() + 1
+            and len(weights) not in shape[1:]
+        ):
+            raise ValueError(
+                f"class_weight has {len(weights)} classes, and the network outputs "
+                f"of {tuple(shape)}"
+            )
+        selected: Tensor = weights[indices]
+        return selected
+    if len(weights) == 2 and shape is not None and shape.numel() == target.numel():
+        return torch.lerp(weights[0], weights[1], target.to(weights.dtype))
+    raise ValueError(
+        f"class_weight has {len(weights)} classes, but targets of {target.dtype} "
+        f"{tuple(target.shape)} have no classes for outputs "
+        f"{None if shape is None else tuple(shape)}; give class indices, or one-hot targets"
+    )
+
+
+def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | None:
+    """Return one weight for each class; raise ``ValueError`` for other values."""
+    if class_weight is None:
+        return None
+    values: Any = class_weight
+    if isinstance(values, Mapping):
+        values = [values.get(index) for index in range(len(values))]
+    try:
+        weights = torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        weights = torch.empty(0)
+    if weights.dim() != 1 or len(weights) < 2 or not _are_weights(weights) or not weights.any():
+        raise ValueError(
+            f"class_weight={class_weight!r}: give a finite number of at least 0 to each of two "
+            "or more classes, from 0 to the last one, and not 0 to all of them"
+        )
+    return tuple(weights.tolist())
+
+
+def check_weightable(loss: BatchFunction) -> None:
+    """Raise ``ValueError`` for a loss that does not support weights."""
+    elementwise(loss)
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if (reduction := _option(loss, "reduction")) != "mean":
+        raise ValueError(
+            f"the loss {name} has reduction={reduction!r}; a weighted loss must have 'mean'"
+        )
+    if isinstance(_option(loss, "weight"), Tensor):
+        raise ValueError(
+            f"the loss {name} has its own weights, which the weighted mean would not take into "
+            "account; remove them, and give class weights as build(..., class_weight=...)"
+        )
+
+
+def elementwise(loss: BatchFunction) -> BatchFunction:
+    """Return the loss without the mean, by torch's convention ``reduction="none"``.
+
+    Raises ``ValueError`` for a loss without that argument.
+    """
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        own: Any = copy.copy(loss)
+        own.reduction = "none"
+        return own  # type: ignore[no-any-return]
+    if "reduction" not in _signature(loss):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(
+            f"the loss {name} returns one number for a batch, and weights and samplers of inputs "
+            "need one for each sample; use one of EDDL's names or torch's losses, or write a "
+            "callable of (output, target, reduction='mean') that returns one number for each "
+            "sample with reduction='none'"
+        )
+    function: Any = loss
+    return partial(function, reduction="none")
+
+
+def _option(loss: BatchFunction, name: str) -> Any:
+    """Return the attribute of a module, or the default value of a function's parameter; otherwise
+    ``None``.
+    """
+    if isinstance(loss, nn.Module):
+        return getattr(loss, name, None)
+    parameter = _signature(loss).get(name)
+    return None if parameter is None else parameter.default
+
+
+def _signature(loss: BatchFunction) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    except (TypeError, ValueError):  # a callable that is not written in Python
+        return {}
