@@ -84,7 +84,7 @@ class Learner:
         self._average = None
         if job.averaging is not None:
             self._average = StepAverage(net, job.averaging, averaged)
-        self._stepper = stepper_of(self.replica, optimizer, state, self._average)
+        self._stepper = stepper_of(self.replica, optimizer, state, average=self._average)
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
         self._random = state.random

@@ -42,7 +42,7 @@ _MEMORY_CHUNK = 2**18
 
 
 def rows_of(block_pass: BlockPass, job: Job) -> RowRange:
-    """Return the rows that a pass needs: all of the whole pass if this is a part, but shuffled."""
+    """Return the rows that a pass needs: of the whole pass for a part of a shuffled one."""
     if job.row_seed is not None:
         return _rows_of_whole(block_pass)
     return RowRange(block_pass.block, block_pass.start, block_pass.start + block_pass.size)
@@ -68,6 +68,7 @@ class PassSamples:
         job: Job,
         held: RowRange | None,
         columns: Sequence[Block],
+        *,
         device: str = CPU,
         unread: NDArray[np.intp] = NO_ROWS,
     ) -> None:
@@ -285,15 +286,15 @@ class BlockSource(Source):
         if block_pass.sample_numbers is not None:
             gathered = self._gathered(block_pass.sample_numbers)
             columns = self._on_gpu(device, None, gathered) or gathered
-            return PassSamples(block_pass, self.job, None, columns, device)
+            return PassSamples(block_pass, self.job, None, columns, device=device)
         if is_gpu(device):
             whole = _rows_of_whole(block_pass)
             resident = self._on_gpu(device, whole, self._stored(whole))
             if resident is not None:
-                return PassSamples(block_pass, self.job, whole, resident, device)
+                return PassSamples(block_pass, self.job, whole, resident, device=device)
         needed = rows_of(block_pass, self.job)
         rows = [*map(as_tensor, self._stored(needed))]
-        return PassSamples(block_pass, self.job, needed, rows, device)
+        return PassSamples(block_pass, self.job, needed, rows, device=device)
 
     def _stored(self, rows: RowRange) -> Piece:
         """Return rows of a block where they are."""
@@ -365,7 +366,9 @@ class FileSource(Source):
             return None
         columns = tuple([as_tensor(rows.arrays[key]) for key in self._keys])
         columns = self._on_gpu(device, None, columns) or columns
-        samples = PassSamples(block_pass, self.job, row_range, columns, device, rows.missing)
+        samples = PassSamples(
+            block_pass, self.job, row_range, columns, device=device, unread=rows.missing
+        )
         self._unread_samples += len(samples.missing)
         return samples
 

@@ -27,6 +27,7 @@ def stepper_of(
     replica: ModelReplica,
     optimizer: torch.optim.Optimizer,
     state: WorkerState,
+    *,
     average: StepAverage | None,
 ) -> "Stepper":
     """Return the way in which a replica is trained with an optimizer; see ``Stepper``."""
@@ -36,7 +37,7 @@ def stepper_of(
         kind = ClosureStepper
     else:
         kind = Stepper
-    return kind(replica, optimizer, state, average)
+    return kind(replica, optimizer, state, average=average)
 
 
 class Stepper:
@@ -59,6 +60,7 @@ class Stepper:
         replica: ModelReplica,
         optimizer: torch.optim.Optimizer,
         state: WorkerState,
+        *,
         average: StepAverage | None,
     ) -> None:
         self._replica = replica

@@ -41,9 +41,7 @@ def samples(buffer, numbers):
 
 
 def numbers(got):
-    """Return the numbers of all samples in what a get returned, also of a buffer that a receiver
-    fills.
-    """
+    """Return the numbers of all samples that a get returned, also those that a receiver put."""
     if isinstance(got, dict):
         return numbers(got["x"])
     if isinstance(got, tuple):

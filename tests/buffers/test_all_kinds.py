@@ -1,6 +1,4 @@
-"""Properties of every buffer of single samples for any order of puts and gets, against a model of
-sets.
-"""
+"""Properties of every buffer of single samples, for any puts and gets, against a model of sets."""
 
 import pickle
 import queue
@@ -176,9 +174,7 @@ def test_a_batch_that_can_never_come_is_refused_at_once(kind):
 
 
 def go_on(buffer, todo, number):
-    """Do the operations that need not wait, with samples numbered from ``number``; return all
-    results.
-    """
+    """Do what need not wait, with samples numbered from ``number``; return all results."""
     came = []
     for what, size in todo:
         if what == "put":

@@ -80,9 +80,7 @@ def everything(buffer):
 
 
 def used_reservoir(kind, seed):
-    """Return a reservoir with a history of puts, gets and evictions, and samples both seen and
-    unseen.
-    """
+    """Return a reservoir after puts, gets and evictions, with seen and unseen samples."""
     buffer = make(kind, 20, 5, seed=seed)
     random = np.random.default_rng(seed)
     for number in range(70):
@@ -198,9 +196,7 @@ def limited(kind, capacity, threshold, size, limit):
 def test_a_reservoir_returns_at_most_so_many_times_what_was_put(
     kind, capacity, size, room, limit, todo
 ):
-    """Over its life, saves included; and puts and gets never wait for each other at the same
-    time.
-    """
+    """Over its life, saves included; and puts and gets never both wait for each other."""
     size = min(size, capacity)
     make_one = partial(limited, kind, capacity, max(0, capacity - room), size, limit)
     buffer = make_one()
@@ -229,7 +225,8 @@ def test_a_reservoir_returns_at_most_so_many_times_what_was_put(
             assert not can_put or buffer.samples_got <= limit * buffer.samples_put
     before = buffer.samples_got
     buffer.signal_reception_over()
-    left = [each for got in drain(lambda: buffer.get_batch(size)) for each in numbers(got)]
+    batches = drain(lambda: buffer.get_batch(size))
+    left = [number for batch in batches for number in numbers(batch)]
     assert len(left) == buffer.samples_got - before
     assert buffer.repetitions()[0] == 0 or kind == "SimPairedReservoir" or not number
 
@@ -238,22 +235,22 @@ def test_a_reservoir_returns_at_most_so_many_times_what_was_put(
 def test_a_get_waits_for_samples_rather_than_repeat_and_counts_the_seconds(kind):
     buffer = limited(kind, 16, 2, 2, 2)
     buffer.put_many(samples(buffer, range(4)))
-    each = len(numbers(buffer.get_batch(2)))
-    for _ in range(8 // each - 1):
+    batch_samples = len(numbers(buffer.get_batch(2)))
+    for _ in range(8 // batch_samples - 1):
         buffer.get_batch(2)
     assert buffer.waited == 0.0
     waiting = Thread(buffer.get_batch, 2)
     until_waiting(buffer)
     with pytest.raises(queue.Empty):
         buffer.get_batch(2, block=False)
-    buffer.put_many(samples(buffer, range(4, 4 + each // 2)))
-    assert len(numbers(waiting.result())) == each
+    buffer.put_many(samples(buffer, range(4, 4 + batch_samples // 2)))
+    assert len(numbers(waiting.result())) == batch_samples
     assert buffer.waited > 0.0
-    assert buffer.samples_got == 8 + each == 2 * buffer.samples_put
+    assert buffer.samples_got == 8 + batch_samples == 2 * buffer.samples_put
     ended = Thread(buffer.get_batch, 2)
     until_waiting(buffer)
     buffer.signal_reception_over()
-    assert len(numbers(ended.result())) == each
+    assert len(numbers(ended.result())) == batch_samples
 
 
 @given(limit=st.integers(100, 200), seed=st.integers(0, 9))

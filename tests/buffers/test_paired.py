@@ -41,9 +41,7 @@ def held_in(buffer):
 
 
 def keys(pairs):
-    """Return the (simulation, step) of both samples of each pair, after checking that the data
-    belong to them.
-    """
+    """Return the (simulation, step) of both samples of each pair, whose data belong to them."""
     both = []
     for part in pairs:
         np.testing.assert_array_equal(part.data.numpy(), part.simulation * 100 + part.step)
@@ -164,7 +162,8 @@ def test_a_stream_of_simulations_side_by_side_never_gets_stuck(sims, steps, capa
         put.add((simulation, number))
         running[slot] = (simulation, number + 1)
         if number + 1 == steps:
-            running[slot], started = (started, 0), started + 1
+            running[slot] = (started, 0)
+            started += 1
         if buffer.is_ready():
             got.update(keys(buffer.get_batch(4, block=False)))
     buffer.signal_reception_over()

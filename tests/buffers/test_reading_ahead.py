@@ -15,10 +15,10 @@ from tests.helpers.waiting import LIMIT
 @given(
     items=st.lists(st.integers(), max_size=30),
     threads=st.integers(1, 4),
-    more=st.integers(0, 4),
+    ahead=st.integers(0, 4),
 )
-def test_every_item_is_loaded_once_and_in_order(items, threads, more):
-    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=threads + more))
+def test_every_item_is_loaded_once_and_in_order(items, threads, ahead):
+    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=threads + ahead))
     assert loaded == [item * 2 for item in items]
     assert_threads_end()
 

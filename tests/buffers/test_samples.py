@@ -61,8 +61,8 @@ def check_same_structure(got, expected):
             check_same_structure(got[name], expected[name])
     elif isinstance(expected, tuple):
         assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            check_same_structure(one, other)
+        for part, expected_part in zip(got, expected, strict=True):
+            check_same_structure(part, expected_part)
     else:
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         assert bits(got) == bits(expected)
@@ -170,12 +170,9 @@ def test_what_goes_in_and_out_shares_no_memory(make_value):
         for value in (*values, stack):
             value[:] = 7
         for _ in range(20):
-            got = buffer.get_batch(3)
-            assert not got.any()
-            got[:] = 9
-            one = buffer.get()
-            assert not one.any()
-            one[:] = 9
+            for got in (buffer.get_batch(3), buffer.get()):
+                assert not got.any()
+                got[:] = 9
 
 
 X = torch.tensor(1.0)
@@ -246,7 +243,7 @@ def test_stacked_samples_unlike_the_first_are_refused(other):
 
 
 def samples_of(buffer, *data):
-    return [sample(buffer, number, each) for number, each in enumerate(data, 1)]
+    return [sample(buffer, number, value) for number, value in enumerate(data, 1)]
 
 
 @pytest.mark.parametrize(
@@ -276,8 +273,8 @@ def test_stacks_that_do_not_count_samples_are_refused(stack, error, name, raises
 def test_samples_come_in_pinned_memory_and_from_a_gpu():
     fifo = FIFO(4, pin_memory=True)
     fifo.put_many([torch.tensor([1.0, 2.0], device="cuda"), torch.tensor([3.0, 4.0])])
-    one = fifo.get()
+    single = fifo.get()
     batch = fifo.get_batch(1)
-    assert one.is_pinned()
+    assert single.is_pinned()
     assert batch.is_pinned()
-    assert (one.tolist(), batch.tolist()) == ([1.0, 2.0], [[3.0, 4.0]])
+    assert (single.tolist(), batch.tolist()) == ([1.0, 2.0], [[3.0, 4.0]])

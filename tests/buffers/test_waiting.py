@@ -149,8 +149,10 @@ class ThreadSchedule:
             got += came
 
     def finish(self):
-        over = lambda: self.operations <= 0 or not any(putter.is_alive() for putter in self.putters)  # noqa: E731
-        wait_until(over, every=0.0005)
+        def is_over():
+            return self.operations <= 0 or not any(putter.is_alive() for putter in self.putters)
+
+        wait_until(is_over, every=0.0005)
         self.buffer.signal_reception_over()
 
     def results(self):

@@ -53,9 +53,7 @@ def names_of(sizes):
 
 
 class CountingReader:
-    """Counts the files that it reads and those whose arrays are still alive; reading a file in
-    ``bad`` fails.
-    """
+    """Counts the files that it reads, and arrays that are alive; reading one in ``bad`` fails."""
 
     def __init__(self, bad=()):
         self.bad = set(bad)
@@ -82,16 +80,17 @@ class CountingReader:
 
 
 def sampler_of(sizes, kind=PartialShuffleSampler, reader=None, on_bad_file="raise", **options):
-    """Return a sampler of files that are valid when it is made; later reads of those in
-    ``reader.bad`` fail.
-    """
+    """Return a sampler of files that are valid when it is made, unlike ``reader.bad`` later."""
     reader = reader or CountingReader()
-    (bad, reader.bad), (opened, reader.opened) = (reader.bad, set()), (reader.opened, [])
-    own = {
+    bad = reader.bad
+    opened = reader.opened
+    reader.bad = set()
+    reader.opened = []  # of the file that is read to see what is in it
+    of_files = {
         name: options.pop(name) for name in ("threads", "cache", "cache_bytes") if name in options
     }
-    sampler = kind(FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file, **own), **options)
-    # without the file that is read to see what is in it
+    files = FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file, **of_files)
+    sampler = kind(files, **options)
     reader.bad = bad
     reader.opened = opened
     return sampler
@@ -133,10 +132,10 @@ def expected_order(sampler, sizes, epoch):
     ]
     if sampler.pools.number == 1:
         return [run[place] for run in runs for place in random.permutation(len(run))]
-    pool, *others = runs
+    pool, *later_runs = runs
     pool = [pool[place] for place in random.permutation(len(pool))]
     order = []
-    for run in others:
+    for run in later_runs:
         arriving = [run[place] for place in random.permutation(len(run))]
         for place, sample in zip(random.integers(len(pool), size=len(run)), arriving, strict=True):
             order.append(pool[place])

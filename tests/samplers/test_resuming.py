@@ -37,11 +37,11 @@ def test_it_continues_with_exactly_the_batches_that_remain(
         assert resumed.state_dict() == {**state, "step": len(whole)}
         assert numbered.samples(resumed) == whole
         assert numbered.epoch_of(resumed, epoch + 1) == next_one
-        found = numbered.sampler_of(sizes, **options)
-        found.set_epoch(epoch)
-        found.find_ckpt_position(step)
-        assert found.state_dict() == state
-        assert numbered.samples(found) == whole[step:]
+        positioned = numbered.sampler_of(sizes, **options)
+        positioned.set_epoch(epoch)
+        positioned.find_ckpt_position(step)
+        assert positioned.state_dict() == state
+        assert numbered.samples(positioned) == whole[step:]
         next(iteration, None)
 
 

@@ -1,6 +1,4 @@
-"""Reading threads, a cache and invalid files: the same batches, each file read once, in time or
-left out.
-"""
+"""Reading threads, a cache and invalid files: the same batches, each file read at most once."""
 
 import errno
 import gc

@@ -1,6 +1,4 @@
-"""Batches, with a buffer and without: every sample once a pass, the same ones whenever workers
-merge.
-"""
+"""Batches, with a buffer and without: every sample once a pass, whenever workers merge."""
 
 import itertools
 import warnings
@@ -29,9 +27,7 @@ STILLNESS = {"optimizer": "sgd", "lr": 1e-9}
 
 
 class Noting(WorkerCallback):
-    """Notes which samples are in the batches of the workers: their number is all that a sample
-    has.
-    """
+    """Notes which samples are in the workers' batches: a sample is its number."""
 
     def on_batch_start(self, context):
         SEEN.append((context.worker, context.x[:, 0].int().tolist()))
@@ -46,7 +42,10 @@ def batches_of(x, workers=1, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as that of more workers than blocks
         fit(trainer, Noting(), data=(x,), **options)
-    return [[batch for own, batch in SEEN if own == worker] for worker in range(workers)], trainer
+    batches = [[] for _ in range(workers)]
+    for worker, batch in SEEN:
+        batches[worker].append(batch)
+    return batches, trainer
 
 
 def numbers(samples, blocks):
@@ -109,8 +108,8 @@ def test_every_pass_has_every_sample_once(
         for single in np.split(np.array(flat(made[0])), epochs * passes):
             assert sorted(single) == every_sample
             assert list(single) == every_sample or shuffle or rows_too or buffer
-    for own in made:
-        sizes = {len(batch) for batch in own}
+    for batches in made:
+        sizes = {len(batch) for batch in batches}
         if "batch_size" in batching:
             assert all(1 <= size <= batching["batch_size"] for size in sizes)
         if buffer and epochs == 1 and not emptied:
@@ -192,12 +191,11 @@ def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
     ("buffer", "shuffle"), each_value([None, *BUFFERS], ["blocks", "total"]), ids=str
 )
 def test_one_worker_learns_the_same_however_often_it_merges(shuffle, buffer):
-    one = trainer_of(workers=1)
-    expected = fit(one, shuffle=shuffle, buffer=buffer)
+    expected = fit(trainer_of(workers=1), shuffle=shuffle, buffer=buffer)
     for merge in (Merge(every=3, unit="batches"), Merge(every=0)):
-        other = trainer_of(workers=1)
-        assert_same_bits(fit(other, shuffle=shuffle, buffer=buffer, merge=merge), expected)
-        assert [state.sample_buffer for state in other.snapshot().workers] == [None]
+        trainer = trainer_of(workers=1)
+        assert_same_bits(fit(trainer, shuffle=shuffle, buffer=buffer, merge=merge), expected)
+        assert [state.sample_buffer for state in trainer.snapshot().workers] == [None]
 
 
 def test_other_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):

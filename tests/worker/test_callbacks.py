@@ -65,8 +65,9 @@ def test_what_is_logged_is_in_the_record():
             record["accuracy"], abs=sum_error(np.float32, len(X))
         )
         assert record["round_seen"] == number
-        for own in record["workers"]:
-            assert own["own_loss"] == pytest.approx(own["loss"], rel=sum_error(np.float64, len(X)))
+        for worker in record["workers"]:
+            loss = pytest.approx(worker["loss"], rel=sum_error(np.float64, len(X)))
+            assert worker["own_loss"] == loss
 
 
 def test_states_continue_in_later_rounds_and_after_a_resume(tmp_path, shared_local):
@@ -181,11 +182,12 @@ def test_logs_of_a_round_count_by_trained_samples(lengths):
     trainer = trainer_of(workers=3)
     fit(trainer, LogsOfRounds(), data=(Uneven(lengths),), num_epochs=1)
     (record,) = trainer.history
-    trained = {own["worker"]: own["samples"] for own in record["workers"]}
+    trained = {worker["worker"]: worker["samples"] for worker in record["workers"]}
     assert sorted(trained.values()) == sorted(lengths)
-    mean = sum(worker * samples for worker, samples in trained.items()) / sum(lengths)
+    mean = sum(number * samples for number, samples in trained.items()) / sum(lengths)
     assert record["at_start"] == record["at_end"] == mean
     assert record["mean_batch"] == sum(samples**2 for samples in lengths) / sum(lengths)
-    for own in record["workers"]:
-        expected = own["worker"] if own["samples"] else math.nan
-        assert [own["at_start"], own["at_end"]] == pytest.approx([expected] * 2, nan_ok=True)
+    for worker in record["workers"]:
+        expected = pytest.approx(worker["worker"] if worker["samples"] else math.nan, nan_ok=True)
+        assert worker["at_start"] == expected
+        assert worker["at_end"] == expected

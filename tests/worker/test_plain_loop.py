@@ -136,19 +136,19 @@ CLIPPED = {
 def test_gradients_are_clipped_and_accumulated_as_there(gradients, precision):
     """12 batches an epoch: the last step of each is of two."""
     clipped, accumulate = gradients
-    given, clip = CLIPPED[clipped]
+    limits, clip = CLIPPED[clipped]
     plain = looped(
         awkward_net(), OPTIMIZERS[0][1], clip=clip, accumulate=accumulate, precision=precision
     )
     # Where all is finite, it is all the same.
     for on_nan in ("skip", "ignore" if accumulate == 1 else "raise"):
-        gradients = Gradients(**given, accumulate=accumulate, on_nan=on_nan)
+        gradients = Gradients(**limits, accumulate=accumulate, on_nan=on_nan)
         trainer = trainer_of(
             workers=1, seed=3, optimizer=SGD, gradients=gradients, precision=precision
         )
         assert_same_bits(trained(trainer), plain)
         assert "skipped_batches" not in trainer.history[0]
-    if given:
+    if limits:
         large = looped(awkward_net(), OPTIMIZERS[0][1], accumulate=accumulate, precision=precision)
         assert not np.array_equal(large["0.weight"], plain["0.weight"])
 
@@ -215,20 +215,18 @@ def falling(epoch):
 
 
 @pytest.mark.parametrize(
-    ("every", "build"),
+    ("rounds", "build"),
     each_value(
         [{}, {"unit": "blocks"}, {"unit": "batches"}, {"every": 2}],
         [{}, {"schedule": falling}, {"gradients": Gradients(accumulate=2)}],
     ),
     ids=named,
 )
-def test_a_new_optimizer_every_block_on_request(every, build):
-    """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not
-    forgotten.
-    """
+def test_a_new_optimizer_every_block_on_request(rounds, build):
+    """Merges inside blocks of three batches keep the optimizer, and a schedule goes on."""
     x, y = classification(samples=54)
     trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=SGD, **build)
-    merge = Merge(optimizer_state="reset_blocks", **every)
+    merge = Merge(optimizer_state="reset_blocks", **rounds)
     ours = fit(
         trainer, data=blocked(x, y, 3), num_epochs=2, num_batches_per_worker=3, merge=merge, **STILL
     )
@@ -239,7 +237,7 @@ def test_a_new_optimizer_every_block_on_request(every, build):
             alone = trainer_of(
                 workers=1, seed=3, net=lambda: net, optimizer=spec, gradients=build.get("gradients")
             )
-            merge = Merge(unit="batches" if every.get("unit") == "batches" else None)
+            merge = Merge(unit="batches" if rounds.get("unit") == "batches" else None)
             whole = fit(
                 alone, data=block, num_epochs=1, num_batches_per_worker=3, merge=merge, **STILL
             )

@@ -1,6 +1,4 @@
-"""Sources: whichever parts of a pass are opened, their samples are those of the pass, and
-copies.
-"""
+"""Sources: the samples of parts of a pass are those of the pass, and copies."""
 
 from itertools import pairwise
 
@@ -18,9 +16,8 @@ from tests.worker.assignments import job_of
 def source(rows, *, shuffled):
     """Return the source of one block, whose samples are their numbers, and that block."""
     block = np.arange(rows, dtype=np.float32)[:, None]
-    return source_of(
-        job_of(rows, row_seed=3 if shuffled else None, seed=3), Work(blocks=(7,)), [block]
-    ), block
+    job = job_of(rows, row_seed=3 if shuffled else None, seed=3)
+    return source_of(job, Work(blocks=(7,)), [block]), block
 
 
 def cut(opened, bounds):
@@ -35,21 +32,21 @@ def test_samples_of_parts_are_those_of_the_pass(data, rows, shuffled):
     places = [0, *sorted(inner), rows]
     whole = BlockPass(7, 2, rows)
     parts = tuple(whole.part(start, stop) for start, stop in pairwise(places))
-    own, _ = source(rows, shuffled=shuffled)
-    with own.open((whole,)) as opened:
+    block_source, _ = source(rows, shuffled=shuffled)
+    with block_source.open((whole,)) as opened:
         (expected,) = cut(opened, [(0, rows)])
-    with own.open(parts) as opened:
-        found = [part for each in parts for part in cut(opened, [(0, each.size)])]
-    assert torch.equal(torch.cat(found), expected)
+    with block_source.open(parts) as opened:
+        samples = [batch for part in parts for batch in cut(opened, [(0, part.size)])]
+    assert torch.equal(torch.cat(samples), expected)
     assert sorted(expected[:, 0].tolist()) == list(range(rows))
     assert shuffled or torch.equal(expected[:, 0], torch.arange(rows))
 
 
 @given(st.integers(2, 30), st.booleans())
 def test_what_a_network_does_to_a_batch_changes_no_block(rows, shuffled):
-    own, block = source(rows, shuffled=shuffled)
+    block_source, block = source(rows, shuffled=shuffled)
     before = block.copy()
-    with own.open((BlockPass(7, 0, rows),)) as opened:
+    with block_source.open((BlockPass(7, 0, rows),)) as opened:
         for batch in cut(opened, [(0, rows // 2), (rows // 2, rows)]):
             batch.zero_()
     assert np.array_equal(block, before)
@@ -60,5 +57,5 @@ def test_a_pass_of_listed_samples_has_exactly_these_in_their_order():
     work = Work(blocks=(0, 1), starts=(0, 4))
     numbers = np.array([9, 0, 5, 3])
     with source_of(job_of(4), work, blocks).open((BlockPass(0, 0, 4, numbers),)) as opened:
-        (found,) = cut(opened, [(0, 4)])
-    assert found[:, 0].tolist() == numbers.tolist()
+        (samples,) = cut(opened, [(0, 4)])
+    assert samples[:, 0].tolist() == numbers.tolist()

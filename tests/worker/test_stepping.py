@@ -1,6 +1,4 @@
-"""Steps of several batches, and batches that are not finite: what is skipped leaves nothing
-behind.
-"""
+"""Steps of several batches, and of batches that are not finite, which leave nothing behind."""
 
 import numpy as np
 import pytest
@@ -86,8 +84,13 @@ def without(batch):
 
 
 def skipping(data, optimizer=SGD, precision="fp32", **gradients):
-    given = {"gradients": Gradients(on_nan="skip", **gradients), "precision": precision}
-    trainer = built(optimizer=optimizer, loss=Spoilt(), net=normed, **given)
+    trainer = built(
+        optimizer=optimizer,
+        loss=Spoilt(),
+        net=normed,
+        gradients=Gradients(on_nan="skip", **gradients),
+        precision=precision,
+    )
     return trainer, trainer.fit(*data, num_epochs=2, batch_size=5, **STILL)
 
 
@@ -127,17 +130,14 @@ def test_a_batch_that_is_skipped_leaves_nothing_behind(skipped, how):
 @pytest.mark.parametrize("batch", [0, 4, 11])
 @pytest.mark.parametrize("how", ["nan", "gradient"])
 def test_only_one_of_several_batches_a_step_is_skipped(batch, how):
-    """With the epoch's last batch skipped, the last step is of one less; with another, batches move
-    up.
-    """
+    """The batches after it move up, so that the last step is of one less."""
     _, ours = skipping(spoilt(batch, how), accumulate=3)
-    assert_same_bits(ours, skipping(without(batch), accumulate=3)[1])
+    _, theirs = skipping(without(batch), accumulate=3)
+    assert_same_bits(ours, theirs)
 
 
 class Buffers(nn.Module):
-    """A buffer by two names until the first forward pass, which replaces it by one of them, and a
-    sum of inputs.
-    """
+    """A buffer by two names, of which the first forward pass replaces one, and a sum of inputs."""
 
     def __init__(self):
         super().__init__()
@@ -303,7 +303,7 @@ def test_several_optimizers_share_a_scaler():
     trainer.build(modules, optimizers, "cross_entropy", training_step=update_both, precision="fp16")
     options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
     ours = trainer.fit(LARGE_X, LARGE_Y, num_epochs=2, batch_size=19, **options)
-    own = {
+    sgd = {
         name: torch.optim.SGD(modules[name].parameters(), lr=0.05, momentum=0.9) for name in modules
     }
     scaler = torch.amp.GradScaler("cpu")
@@ -315,10 +315,10 @@ def test_several_optimizers_share_a_scaler():
             with torch.autocast("cpu", torch.float16):
                 hidden = modules["first"](x).relu()
                 loss = nn.functional.cross_entropy(modules["second"](hidden.detach()), y)
-            step(own["second"], loss, scaler)
+            step(sgd["second"], loss, scaler)
             with torch.autocast("cpu", torch.float16):
                 loss = nn.functional.cross_entropy(modules["second"](hidden), y)
-            step(own["first"], loss, scaler)
+            step(sgd["first"], loss, scaler)
     assert_same_bits(ours, {name: tensor.numpy() for name, tensor in modules.state_dict().items()})
     assert scales(trainer) == [scaler.get_scale()]
 
