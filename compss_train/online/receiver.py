@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError, TimeStep
@@ -16,7 +18,6 @@ from compss_train.buffers.samples import DifferentSampleError
 from compss_train.net import (
     Client,
     Header,
-    Message,
     MessageError,
     MessageServer,
     ReceivedArray,
@@ -27,23 +28,37 @@ from compss_train.online.source_messages import number_in
 
 _LOG = logging.getLogger(__name__)
 NUMBERS = "simulation and step"
-"""The key of the samples' numbers, int64 of shape (n, 2), in a buffer that does not pair; of data
-they are x, y.
+"""The key of the samples' numbers, int64 of shape (n, 2), in a buffer that does not pair.
+
+The keys of their data are x and y.
 """
 _TICK = 0.05
-"""Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other
-one.
-"""
+"""Seconds after which a wait for messages, or for room in the buffer, gives way to the other."""
 _MESSAGES = 256
 """Maximum number of messages received before samples are put."""
 _BURST_SAMPLES = 64
+"""Maximum number of samples that are put at once."""
 _BURST_BYTES = 2**20
-"""Maximum number of samples that are put at once, and their approximate maximum size."""
+"""Approximate maximum size of these."""
 _MAX_AHEAD = 256
+"""Maximum number of samples of a sender that may be on their way or wait here; at least two are."""
 _BYTES_AHEAD = 2**22
-"""How many samples of a sender may be on their way or wait here, and their approximate size; at
-least two.
-"""
+"""Approximate maximum size of these."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sample:
+    """A sample that has arrived."""
+
+    number: int
+    """Its number in the stream."""
+    step: int
+    arrays: list[ReceivedArray]
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return sum([array.size for array in self.arrays])
 
 
 @dataclass(eq=False)
@@ -51,14 +66,23 @@ class _Sender:
     """A connection of a stream, its samples that wait, and how many more it may send."""
 
     stream: int
-    waiting: deque[Message] = field(default_factory=deque)
+    samples: deque[_Sample] = field(default_factory=deque)
+    """Those that wait to be put into the buffer."""
+    ends: bool = False
+    """Whether the end of the stream has arrived, and waits for its answer."""
     credit: int = 0
+    """How many more samples it may send."""
     ended: bool = False
     """Whether the stream's last sample is in the buffer."""
     refused: bool = False
     """Whether one of its samples does not fit: others may be on their way, which do not count."""
     gone: bool = False
     """Whether it has disconnected."""
+
+    @property
+    def waiting(self) -> int:
+        """How many of its messages wait: samples, and the end."""
+        return len(self.samples) + self.ends
 
 
 class Receiver(Closable):
@@ -85,22 +109,24 @@ class Receiver(Closable):
         self.failed: Exception | None = None
         """An error that no sample has caused, such as one that has ended the thread."""
         self.not_finite: tuple[int, int, str] | None = None
-        """Simulation and step of the first sample that has NaN or infinite values, and ``"x"`` or
-        ``"y"``.
-        """
+        """Simulation and step of the first sample that is not finite, and ``"x"`` or ``"y"``."""
         self.holds_ends = False
-        """Whether ends of streams wait for their answers: a save is being made that may lack their
-        last samples.
+        """Whether ends of streams wait for their answers, as a save may lack their last samples.
 
         Set before ``snapshot`` until all workers go on, it makes complete streams complete in the
         save, too.
         """
         self._putting = threading.Lock()
+        """Held while the buffer and the offsets change together."""
         self._turn = threading.Lock()
+        """Held by a snapshot that waits for ``_putting``, before which nothing else gets it."""
         self._senders: dict[Client, _Sender] = {}
         self._ahead = 1  # until the size of a sample is known
+        """How many samples of a sender may be on their way or wait here."""
         self._ending = threading.Event()
+        """Set when reception is to end with the streams that are open."""
         self._discarding = threading.Event()
+        """Set when training has ended."""
         self._closed = threading.Event()
         self._server = MessageServer(address, token)
         self.url = self._server.address.url
@@ -124,8 +150,8 @@ class Receiver(Closable):
 
     def _receive_and_put(self) -> None:
         is_idle = not any(map(self._has_turn, self._senders.values()))
-        for number in range(_MESSAGES):
-            received = self._server.receive(_TICK if is_idle and not number else 0.0)
+        for count in range(_MESSAGES):
+            received = self._server.receive(_TICK if is_idle and not count else 0.0)
             if received is None:
                 break
             self._handle(*received)
@@ -141,43 +167,44 @@ class Receiver(Closable):
                 sender.gone = True
             return
         try:
-            self._receive(client, sender, header, arrays)
+            if sender is None:
+                self._greet(client, header)
+            else:
+                self._receive(sender, header, arrays)
         except Exception as error:
             self._reject(client, error)
 
-    def _receive(
-        self, client: Client, sender: _Sender | None, header: Header, arrays: list[ReceivedArray]
-    ) -> None:
-        if sender is None:
-            sender = self._senders[client] = _Sender(number_in(header, "stream"))
-            client.send(
-                {"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)}
-            )
-        elif sender.refused:
+    def _greet(self, client: Client, greeting: Header) -> None:
+        sender = _Sender(number_in(greeting, "stream"))
+        self._senders[client] = sender
+        first = self._offsets.get(sender.stream, 0)
+        client.send({"next": first, "credit": self._grant(sender)})
+
+    def _receive(self, sender: _Sender, header: Header, arrays: list[ReceivedArray]) -> None:
+        if sender.refused:
             return
-        elif sender.waiting and "end" in sender.waiting[-1][0]:
+        if sender.ends:
             raise MessageError("a message after the end of the stream, which was not answered yet")
-        elif "end" in header:  # may be repeated
-            sender.waiting.append((header, []))
-        elif sender.ended or not sender.credit:
+        if "end" in header:  # may be repeated
+            sender.ends = True
+            return
+        if sender.ended or not sender.credit:
             raise MessageError("a sample after the end of the stream, or without credit")
-        else:
-            if len(arrays) not in (1, 2):
-                raise MessageError(f"a sample of {len(arrays)} arrays; send x, or x and y")
-            header["sample"] = number_in(header, "sample")
-            has_step = self._paired or "step" in header
-            header["step"] = number_in(header, "step") if has_step else header["sample"]
-            sender.credit -= 1
-            sender.waiting.append((header, arrays))
-            self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, _size(arrays))))
+        if len(arrays) not in (1, 2):
+            raise MessageError(f"a sample of {len(arrays)} arrays; send x, or x and y")
+        number = number_in(header, "sample")
+        has_step = self._paired or "step" in header
+        step = number_in(header, "step") if has_step else number
+        sample = _Sample(number, step, arrays)
+        sender.credit -= 1
+        sender.samples.append(sample)
+        self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, sample.size)))
 
     def _grant(self, sender: _Sender) -> int:
-        """Give a sender credit for as many samples as may be ahead; return how many more these
-        are.
-        """
-        more = max(0, self._ahead - sender.credit - len(sender.waiting))
-        sender.credit += more
-        return more
+        """Give a sender credit for as many samples as may be ahead; return how much that adds."""
+        added = max(0, self._ahead - sender.credit - sender.waiting)
+        sender.credit += added
+        return added
 
     def _reject(self, client: Client, error: Exception) -> None:
         """Send an error to a sender, disconnect it, and forget it."""
@@ -191,12 +218,10 @@ class Receiver(Closable):
     # Puts
 
     def _has_turn(self, sender: _Sender) -> bool:
-        return bool(sender.waiting) and not (self.holds_ends and "end" in sender.waiting[0][0])
+        return bool(sender.samples) or (sender.ends and not self.holds_ends)
 
     def _put_waiting(self) -> None:
-        """Put a burst of each sender while there is room; a sender that had its turn moves to the
-        end.
-        """
+        """Put a burst of each sender while there is room; who had its turn moves to the end."""
         for client, sender in list(self._senders.items()):
             if not self._has_turn(sender):
                 if sender.gone and not sender.waiting:
@@ -207,56 +232,61 @@ class Receiver(Closable):
                 return
 
     def _put_burst(self, client: Client, sender: _Sender) -> bool:
-        """Put the next samples of a sender; return whether there was room for any, or its stream
-        has ended.
+        """Put the next samples of a sender, or else end its stream.
+
+        Return False if there was no room for any.
         """
-        if "end" in sender.waiting[0][0]:
-            sender.waiting.popleft()
+        if not sender.samples:
+            sender.ends = False
             sender.ended = True
             client.send({"ended": True})
             return True
         try:
-            put = self._put(sender.stream, _next_burst(sender.waiting))
+            put = self._put(sender.stream, _next_burst(sender.samples))
         except Exception as error:
-            fatal = isinstance(error, BufferFullError | MemoryError) and not isinstance(
-                error, ReceptionOverError
-            )
-            if fatal:
-                self.failed = error  # the next sample would fail in the same way
-                self._reject(client, error)
-            else:
-                client.send(
-                    {"error": shortened(str(error)), "sample": sender.waiting[0][0]["sample"]}
-                )
-                sender.ended = sender.refused = True
-                sender.waiting.clear()
+            self._put_failed(client, sender, error)
             return False
         for _ in range(put):
-            sender.waiting.popleft()
-        if more := self._grant(sender):
-            client.send({"credit": more})
+            sender.samples.popleft()
+        credit = self._grant(sender)
+        if credit:
+            client.send({"credit": credit})
         return put > 0
 
-    def _put(self, stream: int, burst: list[Message]) -> int:
-        """Put samples, except those that an earlier connection has delivered; return how many are
-        done with.
+    def _put_failed(self, client: Client, sender: _Sender, error: Exception) -> None:
+        """Refuse the samples of a sender: they do not fit, or none can be put any more."""
+        is_full = isinstance(error, BufferFullError | MemoryError)
+        if is_full and not isinstance(error, ReceptionOverError):
+            self.failed = error  # the next sample would fail in the same way
+            self._reject(client, error)
+            return
+        client.send({"error": shortened(str(error)), "sample": sender.samples[0].number})
+        sender.ended = True
+        sender.refused = True
+        sender.samples.clear()
+        sender.ends = False
+
+    def _put(self, stream: int, burst: list[_Sample]) -> int:
+        """Put samples, except those that an earlier connection has delivered.
+
+        Return how many are done with.
         """
         offset = self._offsets.get(stream, 0)
-        new = [message for message in burst if message[0]["sample"] >= offset]
+        new = [sample for sample in burst if sample.number >= offset]
         if self._discarding.is_set() or not new:
             return len(burst)
-        samples = self._stack(stream, new)
+        stacked_samples = self._stack(stream, new)
         put = len(new)
         with self._turn:  # a snapshot that waits comes first
             pass
         with self._putting:
             try:
-                self._buffer.put_many(samples, timeout=_TICK)
+                self._buffer.put_many(stacked_samples, timeout=_TICK)
             except BaseException as error:
                 put = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):
                     raise MessageError(
-                        f"sample {new[0][0]['sample']} has {_described(error.leaves)}, where "
+                        f"sample {new[0].number} has {_described(error.leaves)}, where "
                         f"samples before it have {_described(error.expected)}; all samples of a "
                         "study need one shape and dtype"
                     ) from None
@@ -267,34 +297,41 @@ class Receiver(Closable):
                     raise
             finally:
                 if put:
-                    self._offsets[stream] = new[put - 1][0]["sample"] + 1
+                    self._offsets[stream] = new[put - 1].number + 1
         return len(burst) - len(new) + put
 
-    def _stack(self, stream: int, messages: list[Message]) -> Any:
+    def _stack(self, stream: int, samples: list[_Sample]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""
-        columns = tuple(
-            stacked(column) for column in zip(*(arrays for _, arrays in messages), strict=True)
-        )
-        steps = np.array([header["step"] for header, _ in messages], np.int64)
+        by_array = zip(*(sample.arrays for sample in samples), strict=True)
+        columns = dict(zip("xy", map(stacked, by_array), strict=False))
+        steps = np.array([sample.step for sample in samples], np.int64)
+        if self.not_finite is None:
+            self._look_for_not_finite(stream, steps, columns)
         simulations = np.full_like(steps, stream)
-        for name, column in zip("xy", columns, strict=False) if self.not_finite is None else ():
-            # Not an error: it may stand for what is missing. The sum of finite values may be
-            # infinite.
-            if column.is_floating_point() and not column.sum().isfinite():
-                finite = column.isfinite().reshape(len(column), -1).all(1).tolist()
-                if False in finite:
-                    self.not_finite = stream, int(steps[finite.index(False)]), name
         if self._paired:
-            return TimeStep(simulations, steps, columns)
-        return {
-            NUMBERS: np.stack([simulations, steps], 1),
-            **dict(zip("xy", columns, strict=False)),
-        }
+            return TimeStep(simulations, steps, tuple(columns.values()))
+        return {NUMBERS: np.stack([simulations, steps], 1), **columns}
+
+    def _look_for_not_finite(
+        self, stream: int, steps: NDArray[np.int64], columns: dict[str, torch.Tensor]
+    ) -> None:
+        """Note the first sample with NaN or infinite values.
+
+        It is not an error: they may stand for what is missing.
+        """
+        places: list[tuple[int, str]] = []
+        for name, column in columns.items():
+            # The sum of finite values may be infinite.
+            if column.is_floating_point() and not column.sum().isfinite():
+                is_finite = column.isfinite().reshape(len(column), -1).all(1).tolist()
+                if False in is_finite:
+                    places.append((is_finite.index(False), name))
+        if places:
+            place, name = min(places)
+            self.not_finite = (stream, int(steps[place]), name)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[int, int]]:
-        """Return the buffer's state and the offsets that belong to it, consistent with each
-        other.
-        """
+        """Return the buffer's state, and the offsets that belong to it."""
         with self._turn, self._putting:
             return self._buffer.state_dict(), dict(self._offsets)
 
@@ -315,28 +352,24 @@ class Receiver(Closable):
         self._thread.join()
 
 
-def _next_burst(waiting: Iterable[Message]) -> list[Message]:
+def _next_burst(waiting: Iterable[_Sample]) -> list[_Sample]:
     """Return the first samples that have the same layout; the buffer will reject others."""
-    burst: list[Message] = []
-    for message in itertools.islice(waiting, _BURST_SAMPLES):
-        layout = [array.layout for array in message[1]]
+    burst: list[_Sample] = []
+    room = _BURST_BYTES
+    for sample in itertools.islice(waiting, _BURST_SAMPLES):
+        layout = [array.layout for array in sample.arrays]
         if not burst:
-            first = layout
-            room = _BURST_BYTES
-        room -= _size(message[1])
-        if "end" in message[0] or layout != first or (burst and room < 0):
+            first_layout = layout
+        room -= sample.size
+        if layout != first_layout or (burst and room < 0):
             break
-        burst.append(message)
+        burst.append(sample)
     return burst
 
 
 def _described(sample: Any) -> str:
     """Return the shapes of x and y, of the leaves that a buffer knows a sample by."""
-    parts = sample.items() if isinstance(sample, dict) else zip("xy", sample, strict=False)
+    leaves = sample.items() if isinstance(sample, dict) else zip("xy", sample, strict=False)
     return ", ".join(
-        f"{name}: {str(leaf).partition(' of ')[2]}" for name, leaf in parts if name in "xy"
+        f"{name}: {str(leaf).partition(' of ')[2]}" for name, leaf in leaves if name in "xy"
     )
-
-
-def _size(arrays: list[ReceivedArray]) -> int:
-    return sum([array.size for array in arrays])

@@ -1,5 +1,4 @@
-"""A stream: the client that sends the samples of one simulation, or of another program, to the
-workers.
+"""A stream: the client that sends the samples of a simulation, or of a program, to the workers.
 
 Samples go to the workers in turn (``worker_of``). An offset counts the samples of a stream, as in a
 log: a worker with offset n has received all samples of the stream below n that are routed to it.
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -33,12 +31,14 @@ Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
 
 UNREACHABLE_SECONDS = 60.0
-"""How long a stream tries to connect to a worker that is not known to have died: a failed node is
-noticed late.
+"""How long a stream tries to connect to a worker that is not known to have died.
+
+A failed node is noticed late.
 """
 _CONNECT_SECONDS = 5.0
-"""How long an attempt to connect to a worker may take: the end of training is noticed between two
-attempts.
+"""How long an attempt to connect to a worker may take.
+
+The end of training is noticed between two attempts.
 """
 _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
@@ -54,9 +54,7 @@ def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
 
 
 class NameInUseError(PermissionError):
-    """Another client sends under this name, or the coordinator has not noticed yet that it
-    disconnected.
-    """
+    """Another client sends under this name, or its end was not noticed yet."""
 
 
 class FitLostError(TrainingEndedError):
@@ -103,9 +101,13 @@ class Stream(Closable):
         self.rejected = ""
         """Why a worker has rejected a sample, if that was the sample's fault."""
         self._lock = threading.Lock()
+        """For the connection to the coordinator."""
         self._updated = 0.0
-        self._routes: dict[int, _Route] = {}  # by worker
-        self._offsets: dict[int, int] = {}  # by worker, as of its last connection
+        """When messages of the coordinator were last processed."""
+        self._routes: dict[int, _Route] = {}
+        """By worker, the connection to it."""
+        self._offsets: dict[int, int] = {}
+        """By worker, its offset as of its last connection."""
         try:
             self._control = address.connect(greeting, self._context)
             reply, _ = self._control.receive() or ({}, [])
@@ -132,22 +134,16 @@ class Stream(Closable):
             self._open(worker)
 
     def _open(self, worker: int) -> None:
-        """Connect to a worker, or to its replacement as soon as the coordinator knows its
-        address.
-        """
-        failing: str | None = None
+        """Connect to a worker, or to its replacement as soon as its address is known."""
+        tried: str | None = None
         while True:
-            if (url := self.urls[worker]) is not None:
-                if url != failing:
-                    failing = url
+            url = self.urls[worker]
+            if url is not None:
+                if url != tried:
+                    tried = url
                     deadline = time.monotonic() + UNREACHABLE_SECONDS
                 try:
-                    address = Address(self._reachable(url), self._key)
-                    connection = address.connect(
-                        {"stream": self.number}, self._context, _CONNECT_SECONDS
-                    )
-                    self._routes[worker] = _Route(connection, url)
-                    self._offsets[worker] = self._receive(worker)["next"]
+                    self._connect(worker, url)
                     return
                 except OSError as error:
                     self._disconnect(worker)
@@ -158,30 +154,39 @@ class Stream(Closable):
             self.update(_TICK)
             self._check()
 
+    def _connect(self, worker: int, url: str) -> None:
+        address = Address(self._reachable(url), self._key)
+        greeting = {"stream": self.number}
+        connection = address.connect(greeting, self._context, _CONNECT_SECONDS)
+        self._routes[worker] = _Route(connection, url)
+        self._offsets[worker] = self._receive(worker)["next"]
+
     def _reachable(self, url: str) -> str:
-        """Return a worker's address; a loopback address on the coordinator's node is replaced by
-        that node's.
+        """Return a worker's address as this node reaches it.
+
+        A loopback address on the coordinator's node is replaced by that node's.
         """
-        host = urlsplit(self._address.url).hostname
-        own = urlsplit(url).hostname
-        return (
-            url.replace(own, host, 1)
-            if own and host and is_loopback(own) and not is_loopback(host)
-            else url
-        )
+        coordinator = urlsplit(self._address.url).hostname
+        worker = urlsplit(url).hostname
+        if not worker or not coordinator:
+            return url
+        if is_loopback(worker) and not is_loopback(coordinator):
+            return url.replace(worker, coordinator, 1)
+        return url
 
     def update(self, timeout: float = 0.0) -> None:
         """Process the coordinator's messages: where the workers listen, and the end of training."""
         with self._lock:
             self._updated = time.monotonic()
             try:
-                while (
-                    not self.ended.is_set()
-                    and (message := self._control.receive(timeout)) is not None
-                ):
-                    self.urls = message[0].get("workers", self.urls)
+                while not self.ended.is_set():
+                    message = self._control.receive(timeout)
+                    if message is None:
+                        return
+                    header, _ = message
+                    self.urls = header.get("workers", self.urls)
                     timeout = 0.0
-                    if "stop" in message[0]:
+                    if "stop" in header:
                         self.ended.set()
             except OSError:  # the coordinator has ended
                 self._is_lost = True
@@ -192,9 +197,7 @@ class Stream(Closable):
             self._routes.pop(worker).connection.close()
 
     def _with_worker(self, worker: int, action: Callable[[int], None]) -> None:
-        """Call ``action`` for a worker, and again over another connection each time that the
-        connection is lost.
-        """
+        """Call ``action`` for a worker, again over another connection whenever one is lost."""
         while True:
             try:
                 action(worker)
@@ -205,7 +208,8 @@ class Stream(Closable):
                 self._check()
                 self._open(worker)
                 missing = range(self._offsets[worker], self.sent)
-                if lost := sum(self._worker_of(number) == worker for number in missing):
+                lost = sum(self._worker_of(sample) == worker for sample in missing)
+                if lost:
                     self._on_loss(
                         f"worker {worker} disconnected: {error}; {lost} samples of this stream "
                         "are lost with it"
@@ -216,23 +220,23 @@ class Stream(Closable):
     @property
     def delivered(self) -> int:
         """How many samples, counted from the first, earlier attempts have delivered."""
-        missing = (
-            self._first_missing(worker) for worker in {*map(self._worker_of, range(len(self.urls)))}
-        )
-        return min(missing, default=0)
+        workers = {self._worker_of(sample) for sample in range(len(self.urls))}
+        return min(map(self._first_missing, workers), default=0)
 
     def _first_missing(self, worker: int) -> int:
-        return next(
-            number for number in count(self._offsets[worker]) if self._worker_of(number) == worker
-        )
+        """Return the first sample of a worker that it has not got."""
+        sample = self._offsets[worker]
+        while self._worker_of(sample) != worker:
+            sample += 1
+        return sample
 
     def skip(self, number: int) -> None:
         """Skip the next ``number`` samples, which must have been delivered before."""
-        if not 0 <= number <= max(0, self.delivered - self.sent):
+        delivered = max(0, self.delivered - self.sent)
+        if not 0 <= number <= delivered:
             raise ValueError(
-                f"skip({number}): after the first {self.sent} samples, "
-                f"{max(0, self.delivered - self.sent)} were delivered before and may be skipped; "
-                "send the others"
+                f"skip({number}): after the first {self.sent} samples, {delivered} were delivered "
+                "before and may be skipped; send the others"
             )
         self.sent += number
 
@@ -240,9 +244,8 @@ class Stream(Closable):
         """Continue after the first ``sent`` samples; return how many of them no worker has."""
         self.sent = sent
         first = min(self._offsets.values(), default=0)
-        return sum(
-            number >= self._offsets[self._worker_of(number)] for number in range(first, sent)
-        )
+        missing = range(first, sent)
+        return sum(sample >= self._offsets[self._worker_of(sample)] for sample in missing)
 
     def send(self, sample: Sample, step: int | None) -> None:
         """Send the next sample to its worker; blocks while that worker's buffer is full."""
@@ -251,7 +254,9 @@ class Stream(Closable):
         self._check()
         worker = self._worker_of(self.sent)
         if self.sent >= self._offsets[worker]:
-            header = {"sample": self.sent} if step is None else {"sample": self.sent, "step": step}
+            header = {"sample": self.sent}
+            if step is not None:
+                header["step"] = step
             self._with_worker(worker, partial(self._put, header, sample))
         self.sent += 1
 
@@ -282,8 +287,8 @@ class Stream(Closable):
         with self._lock:
             self._control.send(header_of(message))
 
-    def _worker_of(self, number: int) -> int:
-        return worker_of(self.number, number, len(self.urls), whole=self.paired)
+    def _worker_of(self, sample: int) -> int:
+        return worker_of(self.number, sample, len(self.urls), whole=self.paired)
 
     def _route(self, worker: int) -> _Route:
         route = self._routes.get(worker)
@@ -296,13 +301,13 @@ class Stream(Closable):
         while (message := self._route(worker).connection.receive(_TICK)) is None:
             self.update()
             self._check()
-        reply, _ = message
-        self._routes[worker].credit += reply.get("credit", 0)
-        if "error" in reply:
-            self.rejected = reply["error"] if "sample" in reply else ""
-            self._failed = ValueError(f"a worker rejected a sample: {reply['error']}")
+        header, _ = message
+        self._routes[worker].credit += header.get("credit", 0)
+        if "error" in header:
+            self.rejected = header["error"] if "sample" in header else ""
+            self._failed = ValueError(f"a worker rejected a sample: {header['error']}")
             self._check()
-        return reply
+        return header
 
     def _check(self) -> None:
         if self._is_lost:
