@@ -1,5 +1,7 @@
-"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss``
-under COMPSs, ``ray`` on a cluster of Ray.
+"""Engines, which run tasks: ``serial``, ``local``, ``compss`` and ``ray``.
+
+``serial`` runs them in this process, ``local`` on worker processes, ``compss`` under COMPSs,
+``ray`` on a cluster of Ray.
 
 The names in ``__init__.pyi`` are imported on first use: writing COMPSs's configuration needs no
 torch.

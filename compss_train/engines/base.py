@@ -24,8 +24,10 @@ from compss_train.model.program_settings import ProgramSettings
 
 
 class Ref:
-    """A reference to a value that an engine holds, or will hold once a task has run. Its content is
-    private.
+    """A reference to a value that an engine holds, or will hold once a task has run.
+
+    Its content is private. The engine frees the value when no reference to it is left and all
+    submitted tasks have read it.
 
     The engine frees the value when no reference to it is left and all submitted tasks have read it.
     """
@@ -43,9 +45,7 @@ class Scope:
     watching: Watching | None = None
     """How its tasks are watched, ``None`` for not at all."""
     settings: ProgramSettings | None = None
-    """What the program had set when the scope began, which its tasks in other processes have as
-    well.
-    """
+    """The program's settings when the scope began; tasks in other processes have them too."""
     refs: WeakSet[Ref] = field(default_factory=WeakSet)
     """The references that it has made."""
     reserved: Sequence[Resources] = ()
@@ -63,12 +63,13 @@ class Traits:
     asynchronous: bool = True
     """Whether ``submit`` returns before the task has run, so that tasks can be submitted ahead."""
     interruptible: bool = True
-    """Whether waiting has a timeout and lets other threads run. Otherwise ``fetch`` blocks all
-    threads of this process, ``wait`` returns at once, and ``arrived`` knows nothing."""
-    starts_processes: bool = False
-    """Whether it starts the workers' processes itself, on this machine and with the environment of
-    this one.
+    """Whether waiting has a timeout and lets other threads run.
+
+    Otherwise ``fetch`` blocks all threads of this process, ``wait`` returns at once, and
+    ``arrived`` knows nothing.
     """
+    starts_processes: bool = False
+    """Whether it starts the workers' processes itself, here and with this environment."""
     shared_memory: bool = False
     """Whether tasks map published values, so that a large argument is not copied."""
     pays_by_value: bool = False
@@ -196,14 +197,14 @@ class Engine(ABC):
         priority: bool,
         place: int | None,
     ) -> Sequence[Ref]:
-        """Submit the task, and return references to its results; raise ``ValueError`` if it could
-        never run.
+        """Submit the task; return references to its results.
+
+        Raises ``ValueError`` if it could never run.
         """
 
     @abstractmethod
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Update the value behind ``target`` to ``function(value, *args)``, in any order with other
-        updates.
+        """Update the value behind ``target`` to ``function(value, *args)``.
 
         Updates of one target run one at a time, in the order in which their arguments become
         available. Later reads of ``target`` see every update submitted so far. Returns a reference
@@ -220,16 +221,17 @@ class Engine(ABC):
 
     @abstractmethod
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the newest value behind the reference, or ``None`` if none arrives within
-        ``timeout`` seconds.
+        """Return the newest value behind the reference; ``None`` after ``timeout`` seconds.
 
         Unlike ``fetch`` it does not wait for unfinished commutative updates. An engine that cannot
         read values without waiting may always return ``None``.
         """
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Wait until all values are available or one has failed; return ``False`` after ``timeout``
-        seconds.
+        """Wait until all values are available or one has failed.
+
+        Returns ``False`` after ``timeout`` seconds. An engine that cannot wait with a timeout
+        returns ``True`` immediately; ``fetch`` waits then.
 
         An engine that cannot wait with a timeout returns ``True`` immediately; ``fetch`` waits
         then.
@@ -242,13 +244,10 @@ class Engine(ABC):
         """Return the references whose values are available or have failed, without waiting."""
 
     def keep(self, refs: Sequence[Ref]) -> None:  # noqa: B027
-        """Take care of values that tasks need for long: a hint for engines that would have to make
-        them again.
-        """
+        """Keep values that tasks need for long: a hint for engines that may have to remake them."""
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Make sure that all these tasks can run at the same time: for tasks that wait for each
-        other.
+        """Make sure that these tasks, which wait for each other, can run at the same time.
 
         They can until the scope of this thread ends, or reserves again. Raises ``ValueError`` if
         they cannot, beside those that other scopes have reserved. Other submitted tasks may still
@@ -270,15 +269,14 @@ class Engine(ABC):
 
     @abstractmethod
     def free(self, refs: Sequence[Ref]) -> None:
-        """Free the values behind references that are still held; using them raises
-        ``TaskCancelledError``.
+        """Free the values behind references that are still held.
+
+        Using these references raises ``TaskCancelledError``.
         """
 
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
-        """End the engine and free all its values; ``kill`` ends running tasks instead of waiting
-        for them.
-        """
+        """End the engine and free its values; ``kill`` ends running tasks instead of waiting."""
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -289,8 +287,10 @@ class Engine(ABC):
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
-        """Return the nodes that tasks run on, by default this machine, with the cores that this
-        process may use and the GPUs that torch sees; empty if they are unknown.
+        """Return the nodes that tasks run on; empty if they are unknown.
+
+        By default it is this machine, with the cores that this process may use and the GPUs that
+        torch sees.
         """
         return [Node("localhost", nodes.cores(), accelerators())]
 
@@ -311,30 +311,31 @@ class Engine(ABC):
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return the default number of workers: how many tasks of ``threads`` threads fit on the
-        physical cores.
+        """Return the default number of workers: how many tasks fit on the physical cores.
+
+        ``threads`` is the number of threads of a task.
         """
         return max(1, nodes.physical_cores() // threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return the default number of intra-op threads of a task: a worker's share of the smallest
-        node.
-        """
+        """Return the default intra-op threads of a task: a worker's share of the smallest node."""
         cpus = [node.cpus for node in cls.nodes()] or [1]
         return max(1, min(cpus) // -(-num_workers // len(cpus)))
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the torch device of a worker's tasks: one of ``num_gpu`` in turn, unless a runtime
-        binds them.
+        """Return the torch device of a worker's tasks.
+
+        It is one of ``num_gpu`` in turn, unless a runtime binds GPUs to tasks.
         """
         return gpu(None if cls.traits.binds_gpus else worker % num_gpu) if num_gpu else CPU
 
     @classmethod
     def check_gpus(cls, num_gpu: int) -> None:
-        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs: tasks would fail or
-        wait forever.
+        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs.
+
+        Tasks would fail or wait forever.
         """
         nodes = cls.nodes()
         available = sum(node.gpus for node in nodes)
@@ -347,9 +348,7 @@ class Engine(ABC):
 
     @classmethod
     def time_left(cls) -> float | None:
-        """Return the seconds until the surrounding runtime ends this program, or ``None`` without
-        such a limit.
-        """
+        """Return the seconds until the runtime ends this program; ``None`` without a limit."""
         return None
 
     # -- running tasks
@@ -395,9 +394,7 @@ class Engine(ABC):
                 self._scopes.discard(own)
 
     def _program_settings(self) -> ProgramSettings | None:
-        """Return the settings of the program for tasks in other processes; ``None`` if they run in
-        this one.
-        """
+        """Return the program's settings for tasks in other processes; ``None`` if they run here."""
         return ProgramSettings() if self.traits.asynchronous else None
 
     @property
@@ -422,8 +419,9 @@ class Engine(ABC):
         """Cancel the tasks of a scope that has failed, or wait for them."""
 
     def trained_samples(self) -> int | None:
-        """Return how many samples tasks have trained so far, counting repeated tasks again;
-        ``None`` if unknown.
+        """Return how many samples tasks have trained so far; ``None`` if unknown.
+
+        Repeated tasks count again. Other threads may call it while a task runs.
 
         Other threads may call it while a task runs.
         """

@@ -1,6 +1,4 @@
-"""What every engine does with a task: name it, prepare a process, fill in arguments, call it, send
-exceptions.
-"""
+"""What every engine does with a task: name it, prepare a process, call it, send exceptions."""
 
 import ctypes
 import gc
@@ -27,13 +25,12 @@ from compss_train.exceptions import WorkerTraceback
 from compss_train.model.program_settings import ProgramSettings
 
 LEFT = 79
-"""Exit code of a process that ends itself and a task that its fit no longer needs: nothing is
-lost.
+"""Exit code of a process that ends itself with a task that its fit no longer needs.
+
+Nothing is lost.
 """
 MAX_RUNS = 4
-"""Maximum number of attempts to run a task whose process dies each time, the same number as
-COMPSs's.
-"""
+"""Maximum number of runs of a task whose process dies each time, as many as COMPSs's."""
 
 FIRST = (
     "gather_items",
@@ -43,9 +40,7 @@ FIRST = (
     "notify_evaluated",
     "copy_value",
 )
-"""Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all
-have one here.
-"""
+"""Functions of this package that are tasks with priority; COMPSs finds tasks by these names."""
 ON_GPUS = ("map_chunk", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
 OTHERS = ("simulate_and_send", "split_rows", "describe")
@@ -62,8 +57,7 @@ _MALLOC_PARAMETERS = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_T
 
 
 def prepare_process(preload: Sequence[str] = ()) -> None:
-    """Import the given modules and those that torch imports late, and keep freed memory for the
-    next batch.
+    """Import modules, and those that torch imports late; keep freed memory for the next batch.
 
     By default, glibc returns memory to the system when the top of the heap is free, and gets it
     back page by page for the next batch: a tenth of the training time of a small CNN. Here it keeps
@@ -91,8 +85,7 @@ def prepare_process(preload: Sequence[str] = ()) -> None:
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` intra-op threads inside the context; restore the previous number
-    afterwards.
+    """Let torch use ``count`` intra-op threads inside the context, as many as before afterwards.
 
     Sums over a different number of threads round differently. A task gives the same bits on every
     engine because its number of threads is part of its resources.
@@ -116,9 +109,7 @@ class Placeholder:
 
 
 def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return a task's arguments, each replaced by ``function(argument)``; lists are mapped item by
-    item.
-    """
+    """Return a task's arguments, replaced by ``function(argument)``; lists item by item."""
     return tuple(
         [
             [function(item) for item in argument]
@@ -142,8 +133,7 @@ def results_of(
     returns: int,
     settings: ProgramSettings | None = None,
 ) -> list[Any]:
-    """Call a task's function; return its result, or the items of the tuple that it returns for
-    several results.
+    """Call a task's function; return its results, the items of a tuple if there are several.
 
     ``settings`` are those of the program, in another process.
     """
@@ -190,8 +180,9 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function's tasks: its own for this package's functions, ``run`` for
-    those of programs.
+    """Return the name of a function's tasks.
+
+    It is the function's name for this package, ``run`` for functions of programs.
 
     Raises ``ValueError`` for a function of this package that the table of tasks lacks.
     """
@@ -207,9 +198,7 @@ def task_name(function: Callable[..., Any]) -> str:
 
 
 def exited(error: SystemExit) -> RuntimeError:
-    """Return the error of a task that would have ended its process, and with the serial engine the
-    program.
-    """
+    """Return the error of a task that would have ended its process, or the whole program."""
     return RuntimeError(
         f"a task called sys.exit({'' if error.code is None else repr(error.code)}): networks, "
         "losses and all else that tasks run must not end their process; raise an exception "
@@ -218,8 +207,7 @@ def exited(error: SystemExit) -> RuntimeError:
 
 
 def task_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception in a task, without most of the frames that are not the
-    user's.
+    """Return the traceback of a task's exception, without most frames that are not the user's.
 
     Of those of this package and of torch there is at most the last one, and of all at most
     ``MOST_FRAMES``.
@@ -245,8 +233,9 @@ def task_traceback(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a task in a form that can be sent; one that cannot be pickled becomes a
-    ``RuntimeError``.
+    """An exception of a task in a form that can be sent.
+
+    One that cannot be pickled becomes a ``RuntimeError``.
     """
 
     pickled: bytes
@@ -254,8 +243,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Return the failure for an exception that is being handled; ``SystemExit`` becomes a
-        ``RuntimeError``.
+        """Return the failure for an exception that is being handled.
+
+        ``SystemExit`` becomes a ``RuntimeError``.
         """
         text = task_traceback(error)
         if isinstance(error, SystemExit):

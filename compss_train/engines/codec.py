@@ -50,8 +50,9 @@ def _rebuild_code(filename: str, make: Callable[..., CodeType], args: tuple[Any,
 
 
 def _refuse_file(file: io.TextIOWrapper) -> Any:
-    """Refuse an open file, of which cloudpickle would send all the text; standard streams have
-    none.
+    """Refuse an open file, since cloudpickle would send all its text.
+
+    Closed files and standard streams are pickled.
     """
     if not file.closed and file.readable() and isinstance(file.name, str) and file.fileno() > 2:
         raise pickle.PicklingError(f"{file.name} is an open file")
@@ -76,9 +77,7 @@ _REDUCERS: dict[Any, Any] = {
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of
-    band, too.
-    """
+    """Cloudpickle, which pickles functions of ``__main__``, with tensors out of band, too."""
 
     def __init__(self, stream: io.BytesIO, *, kept: object = None, **options: Any) -> None:
         # One dict: cloudpickle's ChainMap is searched in Python, for each object.
@@ -104,9 +103,7 @@ class _OwnPickle:
     """An object of a class with ``loaded_once``."""
 
     digest: bytes
-    """Digest of the content: equal for equal objects, so that contents need not be read to compare
-    them.
-    """
+    """Digest of the content; equal objects have equal digests, so contents need not be compared."""
     data: pickle.PickleBuffer = field(compare=False)
     buffers: Sequence[pickle.PickleBuffer] = field(compare=False)
 
@@ -139,8 +136,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_on_file(array: object) -> bool:
-    """Return whether the array is encoded as its file's path: the file holds the array's present
-    content.
+    """Return whether the array is encoded as its file's path.
+
+    It is if the file holds the array's present content.
     """
     if type(array) is not np.memmap:
         return False
@@ -224,9 +222,7 @@ def pickled(value: object) -> bytes:
 
 
 def encode(value: object) -> list[memoryview]:
-    """Return chunks whose concatenation encodes the value; chunks of arrays share the value's
-    memory.
-    """
+    """Return chunks that, concatenated, encode the value; those of arrays share its memory."""
     data, buffers = dumps(value)
     parts = [data, *buffers]
     header = np.array([len(parts), *(part.nbytes for part in parts)], _LENGTH).tobytes()

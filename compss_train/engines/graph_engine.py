@@ -1,6 +1,4 @@
-"""Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that
-are ready.
-"""
+"""Engines with a task graph: ``GraphEngine`` submits tasks, ``GraphThread`` starts ready ones."""
 
 import contextlib
 import itertools
@@ -47,9 +45,7 @@ class GraphThread:
         self._events.put(partial(function, *args))
 
     def stop(self) -> None:
-        """End the thread; waiting for a value that is still missing raises
-        ``EngineClosedError``.
-        """
+        """End the thread; waiting for a missing value then raises ``EngineClosedError``."""
         self._stopping = True
         self._events.put(None)
         # Garbage collection may call this in the thread itself.
@@ -58,9 +54,7 @@ class GraphThread:
         self.graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
 
     def cancel(self, scope: Scope) -> None:
-        """Cancel the unfinished tasks of a scope, from this thread; ``scope.ended`` tells when all
-        have ended.
-        """
+        """Cancel a scope's unfinished tasks, from this thread; ``scope.ended`` tells their end."""
         for task in self.graph.cancel(scope):
             self._end(task)
 
@@ -248,14 +242,16 @@ class GraphEngine(Engine):
             self._check_open()
 
     def release(self, ref: GraphRef) -> None:
-        """Free a value once all submitted tasks have read it. Any thread may call this, also after
-        the end.
+        """Free a value once all submitted tasks have read it.
+
+        Any thread may call this, also after the end.
         """
         self._post(self._graph.delete, self._settled_value(ref))
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return the references whose task has ended; for commutative updates, the task of the
-        first value.
+        """Return the references whose task has ended.
+
+        For commutative updates it is the task of the first value.
         """
         self._check_open()
         return [ref for ref in refs if self._own(ref).value.future.done()]

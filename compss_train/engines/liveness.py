@@ -17,17 +17,16 @@ SIZE = 256
 """Bytes of a heartbeat: the counters, how the task is watched (two more numbers), and a text."""
 
 WARN_SECONDS = 30.0
-"""Minimum silence, in seconds, before a warning: the first batch of a fit may have to read large
-files.
-"""
+"""Minimum silence before a warning, in seconds: a first batch may have to read large files."""
 
 WARN_FACTOR = 10.0
 """A silence must be this many times as long as the longest one so far to cause a warning."""
 
 
 class Heartbeat:
-    """The reports of one process, which alone writes them; a text read while it changes may be
-    garbled.
+    """The reports of one process, in a file of ``SIZE`` bytes at ``path``.
+
+    Only this process writes them. A text that is read while it changes may be garbled.
 
     They are in a file of ``SIZE`` bytes at ``path``.
     """
@@ -41,9 +40,7 @@ class Heartbeat:
         self._watched = memory[_COUNTS:_NUMBERS].cast("d")
 
     def report(self, samples: int = 0, doing: str | None = None) -> None:
-        """Report that the task makes progress: it has trained more samples, or what it does from
-        now on.
-        """
+        """Report progress of the task: newly trained samples, or what it does from now on."""
         if doing is not None:
             size = SIZE - _NUMBERS
             self._text[:] = doing.encode()[:size].ljust(size, b"\0")
@@ -51,9 +48,7 @@ class Heartbeat:
         self._counts[1] += samples
 
     def watch(self, fit: int, timeout: float) -> None:
-        """Report that the task belongs to the fit with this number, and how it is watched: see
-        ``watched``.
-        """
+        """Report the number of the task's fit, and how it is watched: see ``watched``."""
         self._watched[0] = 0  # while the other one changes
         self._watched[1] = timeout
         self._watched[0] = fit
@@ -75,25 +70,22 @@ class Heartbeat:
 
     @property
     def watched(self) -> tuple[int, float]:
-        """The number of the task's fit, 0 where none watches it, and the silence that ends it, 0
-        for none.
-        """
+        """The number of the task's fit and the silence that ends the task; 0 for none."""
         fit = self._watched[0]
         timeout = self._watched[1]
         return (int(fit), timeout) if fit == self._watched[0] else (0, 0.0)
 
 
 _report: ContextVar[Callable[[int, str | None], None] | None] = ContextVar("report", default=None)
-"""Takes the reports of tasks, as ``Heartbeat.report`` does. Tasks are plain functions and get no
-engine.
+"""Takes the reports of tasks, as ``Heartbeat.report`` does.
+
+Tasks are plain functions and get no engine.
 """
 
 
 @contextmanager
 def reporting_to(report: Callable[[int, str | None], None]) -> Iterator[None]:
-    """Let the tasks that run inside the context report to a function, such as
-    ``Heartbeat.report``.
-    """
+    """Let tasks inside the context report to a function, such as ``Heartbeat.report``."""
     token = _report.set(report)
     try:
         yield
@@ -102,9 +94,7 @@ def reporting_to(report: Callable[[int, str | None], None]) -> Iterator[None]:
 
 
 def beat(samples: int = 0) -> None:
-    """Report from a task that it makes progress, and has trained more samples. Call it for every
-    batch.
-    """
+    """Report from a task that it makes progress, with newly trained samples; for each batch."""
     if (report := _report.get()) is not None:
         report(samples, None)
 

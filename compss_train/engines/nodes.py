@@ -1,5 +1,4 @@
-"""Nodes that tasks run on: what they have and tasks ask for, and the address at which tasks reach
-this machine.
+"""Nodes that tasks run on, what tasks need, and the address at which they reach this machine.
 
 Imports no torch, so that the doctor can use it.
 """
@@ -39,8 +38,10 @@ class Resources:
     gpus: float = 0
     """GPUs, at most one; a fraction where several tasks share it. COMPSs gives each a whole one."""
     own_process: bool = False
-    """Whether the task may end its process, as a hanging simulation does. It then runs where a
-    process that dies is replaced and its task runs again."""
+    """Whether the task may end its process, as a hanging simulation does.
+
+    It then runs where a process that dies is replaced and its task runs again.
+    """
 
 
 ONE_CPU = Resources()
@@ -52,9 +53,7 @@ def cores() -> int:
 
 
 def physical_cores() -> int:
-    """Return the number of physical cores that this process may use, within its affinity and
-    container limits.
-    """
+    """Return the physical cores that this process may use (affinity and container limits count)."""
     with warnings.catch_warnings():
         # If loky cannot determine the physical cores, it warns and counts the logical ones.
         warnings.simplefilter("ignore")
@@ -97,8 +96,9 @@ def own_address(host: str, port: int) -> str:
 
 
 def check_room(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:
-    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: they
-    would wait.
+    """Raise ``ValueError`` if the tasks do not fit on the nodes together, so that some would wait.
+
+    Without known nodes only the size of each task is checked.
 
     Places the largest tasks first. For tasks of very different sizes there may be another
     placement; a runtime is no more likely to find it. ``advice`` says how there may be more

@@ -1,6 +1,4 @@
-"""The serial engine: runs each task in this process when it is submitted. For debugging, and the
-reference.
-"""
+"""The serial engine: runs each task when it is submitted. For debugging, and the reference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,7 @@ class _SerialRef(Ref):
 
 
 class SerialEngine(Engine):
-    """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the
-    task.
+    """Run a task when it is submitted; exceptions are unchanged, and debuggers stop in the task.
 
     In a program with several threads, one task at a time runs, whatever engine it belongs to:
     random numbers and the number of threads are those of the whole process. A task that submits
@@ -96,9 +93,7 @@ class SerialEngine(Engine):
         return 1
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError``: tasks never run at the same time, nor together with their
-        coordinator.
-        """
+        """Raise ``ValueError``: tasks run one at a time, while their coordinator waits."""
         raise ValueError(
             f"{len(tasks)} tasks are to run at the same time, but the serial engine runs one at "
             "a time while the coordinator waits; use engine='local'"

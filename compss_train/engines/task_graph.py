@@ -1,5 +1,4 @@
-"""The graph of tasks and the values that they wait for: when tasks are ready, and which values are
-still needed.
+"""The graph of tasks: when they are ready, and which values are still needed.
 
 ``TaskGraph`` belongs to one thread; ``graph_engine`` has the engines that submit to it.
 """
@@ -36,9 +35,7 @@ class Value:
     waiting: "list[Task]" = field(default_factory=list)
     """Tasks that cannot start before this value is available."""
     readers: int = 0
-    """Number of its users: unfinished tasks, upcoming updates, and the value that it will also
-    become.
-    """
+    """Number of its users: unfinished tasks, upcoming updates, and the value that it becomes."""
     deleted: bool = False
     twin: "Value | None" = None
     """The value that is the same once this one is available."""
@@ -48,18 +45,14 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Updates:
-    """The commutative updates of a value since it was last read: a chain, in the order in which
-    they are ready.
-    """
+    """The commutative updates of a value since it was last read: a chain, as they became ready."""
 
     last: Value
     """The result of the chain's last update; before the first one, the value itself."""
     result: Value = field(default_factory=Value)
     """The value after all updates."""
     newest: Value | None = None
-    """The result of the last update that has run, which stays for ``peek`` until the value is
-    read.
-    """
+    """The result of the last update that has run; ``peek`` sees it until the value is read."""
     waiting: int = 0
     """Updates with missing arguments, which have no place in the chain yet."""
     closed: bool = False
@@ -68,8 +61,9 @@ class Updates:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task:
-    """A task and its dependencies. The first argument of an update is its ``Updates`` until it is
-    in the chain.
+    """A task and its dependencies.
+
+    The first argument of an update is its ``Updates`` until it is in the chain.
     """
 
     number: int
@@ -117,8 +111,9 @@ class Task:
 
 
 class TaskGraph:
-    """Queue tasks whose inputs are available, pass failures on, and free values. For one thread at
-    a time.
+    """Queue tasks whose inputs are available, pass failures on, and free values.
+
+    For one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -151,8 +146,9 @@ class TaskGraph:
         self._complete_chain(updates)
 
     def next_ready(self, cpus: int) -> Task | None:
-        """Remove and return the first ready task; ``None`` without one or if it needs more than
-        ``cpus`` CPUs.
+        """Remove and return the first ready task; ``None`` if it needs more than ``cpus`` CPUs.
+
+        It is ``None`` without ready tasks, too.
         """
         while self._ready and self._ready[0].failed:  # cancelled
             heapq.heappop(self._ready)
@@ -208,8 +204,9 @@ class TaskGraph:
         self._detach(task)
 
     def wake(self) -> None:
-        """Check the tasks whose inputs have arrived; iterative, since a failure may pass through a
-        long chain.
+        """Check the tasks whose inputs have arrived.
+
+        Iterative, since a failure may pass through a long chain.
         """
         while self._woken:
             task, error = self._woken.popleft()

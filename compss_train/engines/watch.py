@@ -54,9 +54,7 @@ class WatchedTask(Protocol):
 
 
 class WatchedProcess(ABC):
-    """A process that runs tasks, and writes the stack of the running one to a file whenever it is
-    asked to.
-    """
+    """A process that runs tasks, and writes the running task's stack to a file when asked to."""
 
     heartbeat: liveness.Heartbeat
     """What its tasks report."""
@@ -85,18 +83,14 @@ class WatchedProcess(ABC):
         self._send(STACK_SIGNAL)
 
     def stack(self) -> str:
-        """Return what it has written since; empty if nothing yet, or never because it is
-        stopped.
-        """
+        """Return what it has written since; empty if nothing yet, or because it is stopped."""
         with suppress(OSError):
             return self.stack_path.read_text(errors="replace")
         return ""
 
 
 def write_stacks(heartbeat_path: str) -> None:
-    """Let this process write its stack, beside the file of its heartbeat, whenever it is asked
-    to.
-    """
+    """Let this process write its stack whenever it is asked to, beside its heartbeat's file."""
     stack_file = os.open(f"{heartbeat_path}{STACK_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
 
@@ -111,15 +105,12 @@ class _Run:
     silence: float = 0.0
     """Seconds since its last report, or since its start."""
     asked: float | None = None
-    """The silence when its stack was asked for; ``None`` once the warning is printed, and
-    before.
-    """
+    """The silence when its stack was asked for; ``None`` before, and after the warning."""
     warned: bool = False
 
 
 class Watch:
-    """Watches tasks that run, each as its fit says. Belongs to one thread, which it never makes
-    wait.
+    """Watches running tasks, each as its fit says; belongs to one thread and never makes it wait.
 
     Only time in which this program runs counts as silence: stopping the whole program for a while
     is no fault.
@@ -144,9 +135,7 @@ class Watch:
             run.watching.longest = max(run.watching.longest, run.silence)
 
     def check(self) -> float | None:
-        """Check all tasks if due; return the seconds until the next check, or ``None`` if nothing
-        is watched.
-        """
+        """Check all tasks if due; return the seconds until the next check, if any is watched."""
         if not self._runs:
             return None
         timeouts = {run.watching.timeout for run in self._runs.values()}

@@ -1,5 +1,4 @@
-"""The one transport of all servers: ZeroMQ, encrypted by CURVE over TCP, or through socket files on
-one machine.
+"""The one transport of all servers: ZeroMQ, encrypted over TCP, or through socket files.
 
 Nothing is parsed, routed or kept for a connection before it has authenticated. Users define what
 messages mean. Importing this package without ZeroMQ raises ``ModuleNotFoundError``, with the

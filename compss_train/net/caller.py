@@ -40,9 +40,7 @@ class _Request:
 
 
 class FramePool:
-    """Copies of memory in frames of ZeroMQ; the memory of large frames is reused. For any number of
-    threads.
-    """
+    """Copies of memory in frames of ZeroMQ; memory of large frames is reused. For any threads."""
 
     def __init__(self) -> None:
         self._free: deque[zmq.Frame] = deque(maxlen=_MAX_FREE_FRAMES)
@@ -66,8 +64,9 @@ class FramePool:
 
 
 class Caller:
-    """Sends calls over one connection and receives their answers, for any number of threads, one at
-    a time.
+    """Sends calls over one connection and receives their answers, for any number of threads.
+
+    One thread at a time has its turn.
 
     A caller that does not wait for its answer returns when ZeroMQ has its request; later calls
     receive the answer. The number of requests in flight is limited, so that urgent ones can
@@ -91,9 +90,7 @@ class Caller:
         self._farewell = farewell
         self._timeout = timeout
         self._waiting: dict[int, _Request] = {}
-        """By number, the requests to send: those that were lost with a connection, and a new
-        one.
-        """
+        """The requests to send by number: a new one, and those lost with a connection."""
         self._sent: dict[int, _Request] = {}
         """Those without an answer that were sent over this connection."""
         self._bytes = 0
@@ -102,9 +99,7 @@ class Caller:
         self._next_number = secrets.randbits(62)  # unique among all clients
         self._counts: dict[str, int] = {}
         self._silent = 0.0
-        """Seconds that it has waited since the last answer, without those in which this process was
-        stopped.
-        """
+        """Seconds of waiting since the last answer, less those in which this process was stopped."""
         self._failed: Exception | None = None
         """The error of a request that nobody waited for."""
         self._refused = True
@@ -231,9 +226,7 @@ class Caller:
             self._limit = max(1, self._limit // 2)
 
     def _exchange(self, connection: Connection, done: Callable[[], bool]) -> None:
-        """Send what may be sent, and receive an answer; wait for it only if that is not all to be
-        ``done``.
-        """
+        """Send what may be sent, and receive an answer, for which it waits unless ``done``."""
         while (
             self._waiting and len(self._sent) < self._limit and self._bytes < _MAX_BYTES_IN_FLIGHT
         ):
@@ -246,8 +239,9 @@ class Caller:
             self._waited(_POLL_SECONDS)
 
     def _receive(self, connection: Connection, timeout: float) -> bool:
-        """Process a message; return whether there was one. Raises ``RuntimeError`` if it refuses
-        this client.
+        """Process a message; return whether there was one.
+
+        Raises ``RuntimeError`` if it refuses this client.
         """
         if (message := connection.receive(timeout)) is None:
             return False
@@ -282,8 +276,9 @@ class Caller:
             self._failed = _error_of(answer[0])
 
     def close(self, *, wait: bool = True) -> None:
-        """Disconnect, after all answers or immediately; may be called again. Raises the error of a
-        call, if any.
+        """Disconnect, after all answers or immediately; may be called again.
+
+        Raises the error of a call, if any.
         """
         if self._process != os.getpid():
             return
@@ -294,9 +289,7 @@ class Caller:
             self._raise_failed()
 
     def _end(self) -> None:
-        """Disconnect, after a farewell that lets the server forget this client if all was
-        answered.
-        """
+        """Disconnect; a farewell lets the server forget a client whose calls were all answered."""
         self._closed = True
         if (
             self._connection is not None

@@ -1,6 +1,4 @@
-"""A client's connection: messages arrive in order, or the connection is lost. It never reconnects
-by itself.
-"""
+"""A client's connection: messages arrive in order, or it is lost. It never reconnects itself."""
 
 import math
 import time
@@ -17,8 +15,9 @@ from compss_train.net import sockets
 from compss_train.net.messages import Header, Message, pack, unpack
 
 _MAX_REFUSALS = 5
-"""How often a handshake may fail before the token is wrong: a server that has many strangers closes
-connections.
+"""How often a handshake may fail before the token counts as wrong.
+
+A server that has many strangers closes connections.
 """
 _RETRY_SECONDS = 0.05
 _POLL_MILLISECONDS = 100
@@ -93,9 +92,7 @@ class Connection(Closable):
         ended = sockets.HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | ended)
         self.poller = zmq.Poller()
-        """Finds messages and the loss of the connection; a caller may wait for other things as
-        well.
-        """
+        """Finds messages and the connection's loss; callers may add what else they wait for."""
         self.poller.register(self._monitor, zmq.POLLIN)
         self._sending = zmq.Poller()
         """Finds room for a message, and the loss of the connection."""
@@ -117,8 +114,9 @@ class Connection(Closable):
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, header: Header, arrays: Sequence[Block] = (), *, copy: bool = True) -> None:
-        """Send a copy of a message; raise ``ConnectionLostError``, and ``ValueError`` for too large
-        a header.
+        """Send a copy of a message.
+
+        Raises ``ConnectionLostError``, and ``ValueError`` for a header that is too large.
 
         Without ``copy`` nobody may write to the arrays' memory any more: they are sent later.
         """
@@ -128,8 +126,9 @@ class Connection(Closable):
         )
 
     def send_frames(self, frames: Sequence[Any]) -> None:
-        """Send a packed message; frames of ZeroMQ are not copied. Raises
-        ``ConnectionLostError``.
+        """Send a packed message, without copying frames of ZeroMQ.
+
+        Raises ``ConnectionLostError``.
         """
         while not self.is_lost:  # otherwise ZeroMQ would keep them until it connects again
             try:
@@ -171,9 +170,7 @@ class Connection(Closable):
         return self._lost
 
     def _wait(self, poller: zmq.Poller, milliseconds: float) -> bool:
-        """Wait for what a poller finds; what has arrived before the connection was lost can still
-        be received.
-        """
+        """Wait for what a poller finds; what arrived before a loss can still be received."""
         ready = dict(poller.poll(math.ceil(milliseconds)))
         self._lost = self._lost or self._monitor in ready
         return self._monitor in ready or self._socket in ready

@@ -1,6 +1,4 @@
-"""Messages as sequences of frames: a header in JSON, and the bytes of each array. Nothing is
-pickled.
-"""
+"""Messages as frames: a header in JSON, and the bytes of each array. Nothing is pickled."""
 
 import json
 import math
@@ -38,16 +36,14 @@ _NAMES: dict[Any, str] = {
 """Their names, which take 2 µs to make."""
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 PIECE = 2**20
-"""Maximum size of a frame in bytes, also of headers. Memory of this size is reused, larger memory
-is not.
-"""
+"""Maximum size of a frame in bytes, also of headers. Only memory of this size is reused."""
 MAX_TEXT = 2**15
-"""Maximum length of a text that quotes what others sent, in characters: in JSON each has up to 12
-bytes, so that a header has room for two."""
-_MAX_DIMENSIONS = 64
-"""Those of an array in numpy and torch: what has more can be received, but neither added nor
-stacked.
+"""Maximum length of a text that quotes what others sent, in characters.
+
+In JSON each has up to 12 bytes, so that a header has room for two such texts.
 """
+_MAX_DIMENSIONS = 64
+"""The most dimensions of an array in numpy and torch; arrays with more can only be received."""
 
 Header: TypeAlias = dict[str, Any]
 """What a message says, in JSON."""
@@ -61,9 +57,7 @@ class MessageError(ValueError):
 
 @contextmanager
 def parsing() -> Iterator[None]:
-    """Raise whatever goes wrong in the block, which reads a received message, as
-    ``MessageError``.
-    """
+    """Raise whatever goes wrong while a received message is read as ``MessageError``."""
     try:
         yield
     except Exception as error:
@@ -73,8 +67,7 @@ def parsing() -> Iterator[None]:
 
 
 def shortened(text: str) -> str:
-    """Return a text that every header has room for and every program can print; the middle is left
-    out if need be.
+    """Return a text that each header has room for and can be printed; long ones lose their middle.
 
     What clients send may be of any length, and have lone surrogates, which cannot be encoded: they
     are escaped.
@@ -102,8 +95,7 @@ def pack_header(header: Header, descriptions: ArrayDescriptions) -> bytes:
 
 
 def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memoryview]]:
-    """Return the descriptions of arrays for the header, and their frames, which share the arrays'
-    memory.
+    """Return the descriptions of arrays, and their frames, which share the arrays' memory.
 
     Raises ``TypeError`` for a dtype that cannot be sent.
     """
@@ -143,8 +135,9 @@ class ReceivedArray:
         return self.dtype, self.shape
 
     def tensor(self, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the array: one piece usually without a copy, several concatenated in ``memory`` or
-        new memory.
+        """Return the array: one piece usually without a copy, several copied to ``memory``.
+
+        By default ``memory`` is new.
         """
         if not self.size:
             return torch.empty(self.shape, dtype=self.dtype)

@@ -52,8 +52,9 @@ class Client:
         return self.descriptor in self._server.connections.closed
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> bool:
-        """Send a message; return False if the client has disconnected. Clients that do not read
-        lose messages.
+        """Send a message; return False if the client has disconnected.
+
+        Clients that do not read lose messages.
 
         Texts are shortened.
         """
@@ -72,8 +73,9 @@ Received: TypeAlias = tuple[Client, Header | None, list[ReceivedArray]]
 
 
 class MessageServer(Closable):
-    """Listens for clients that have the token, receives their messages and sends them some; for one
-    thread.
+    """Listens for clients that have the token, receives their messages and sends them some.
+
+    For one thread.
 
     ``address`` is as for ``serve``. ROUTER sockets report no disconnections, but refuse to send to
     clients that are gone: when a connection was closed, those that may have had it are sent an
@@ -107,9 +109,7 @@ class MessageServer(Closable):
         self._proof = sockets.proof_of(token) if url else None
 
     def _bind_privately(self) -> str | None:
-        """Listen at a file in a new folder that only this user can open; ``None`` if there can be
-        none.
-        """
+        """Listen at a file in a new folder that only this user can open; ``None`` if that fails."""
         path = os.path.join(self._folder.path, "server")
         if len(path.encode()) > _MAX_PATH or not zmq.has("ipc"):
             return None
@@ -166,9 +166,7 @@ class MessageServer(Closable):
         return client, header, arrays
 
     def _check_proof(self, proof: Any) -> None:
-        """Raise ``PermissionError`` unless the first message at a socket file proves knowledge of
-        the token.
-        """
+        """Raise ``PermissionError`` unless a first message at a socket file proves the token."""
         if self._proof is None:
             return
         given = proof.encode(errors="surrogatepass") if isinstance(proof, str) else b""
@@ -188,9 +186,7 @@ class MessageServer(Closable):
                 self._lost.append(identity)
 
     def _next_lost(self) -> Received | None:
-        """Return a client that has disconnected or was refused; its messages have all been
-        received.
-        """
+        """Return a client that has disconnected or was refused, and has no messages left."""
         while self._lost:
             identity = self._lost.popleft()
             if (client := self._clients.pop(identity, None)) is not None:
@@ -230,9 +226,7 @@ class MessageServer(Closable):
 
 
 def _with_short_texts(value: Any) -> Any:
-    """Return a value of a header whose texts are shortened: they may quote what clients have
-    sent.
-    """
+    """Return a header's value with shortened texts: they may quote what clients have sent."""
     if isinstance(value, str):
         return shortened(value)
     return [_with_short_texts(each) for each in value] if isinstance(value, list | tuple) else value
@@ -280,15 +274,13 @@ class Connections:
             self._closed = {each: when for each, when in self._closed.items() if when >= before}
 
     def end(self, descriptor: int, since: float) -> None:
-        """Shut a connection down, unless it was closed since this time."""
+        """Shut a connection down, unless it is closed and another file has its descriptor."""
         with self._lock:
             if self._closed.get(descriptor, 0.0) < since:
                 self.shut_down(descriptor)
 
     def check(self) -> None:
-        """Raise ``RuntimeError`` if the thread has died: nobody would notice clients that
-        disconnect.
-        """
+        """Raise ``RuntimeError`` if the thread has died: nobody would notice lost clients."""
         if self._failed is not None:
             failed = f"{type(self._failed).__name__}: {self._failed}"
             raise RuntimeError(
@@ -304,9 +296,7 @@ class Connections:
             self._events.close()  # otherwise ZeroMQ would wait for a reader of its events
 
     def _watch(self) -> None:
-        """Take note of new and closed connections, and close the oldest silent ones if they are too
-        many.
-        """
+        """Note new and closed connections; close the oldest silent ones if they are too many."""
         while (event := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
             descriptor = event["value"]
             with self._lock:
@@ -322,9 +312,7 @@ class Connections:
                     self.shut_down(oldest)
 
     def shut_down(self, descriptor: int) -> None:
-        """Shut a connection down, unless ZeroMQ has closed it and another file has its
-        descriptor.
-        """
+        """Shut a connection down, unless it is closed and another file has its descriptor."""
         with suppress(OSError), ExitStack() as stack:
             copy = os.dup(descriptor)  # which stays the same file
             stack.callback(os.close, copy)

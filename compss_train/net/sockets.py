@@ -51,9 +51,7 @@ _KEEPALIVE = {
 
 
 def server_socket(context: Context) -> Socket:
-    """Return a socket that is ready to listen at a socket file; over TCP it needs the keys of a
-    server.
-    """
+    """Return a socket that is ready to listen at a socket file; TCP needs a server's keys, too."""
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error
     socket.setsockopt(zmq.RCVHWM, 256)
@@ -82,9 +80,7 @@ def _socket(context: Context, kind: int) -> Socket:
 
 
 def receive_frames(socket: Socket) -> list[zmq.Frame]:
-    """Return the frames of the next message, faster than pyzmq does; raise ``zmq.Again`` if there
-    is none.
-    """
+    """Return the next message's frames, faster than pyzmq does; raise ``zmq.Again`` without one."""
     frames = [socket.recv(zmq.NOBLOCK, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(zmq.NOBLOCK, copy=False))
@@ -92,8 +88,7 @@ def receive_frames(socket: Socket) -> list[zmq.Frame]:
 
 
 def end(context: Context, milliseconds: int) -> None:
-    """Close the sockets of a context, and end it when all that was sent has been transmitted, or
-    after so long.
+    """Close a context's sockets, and end it when all is transmitted, or after so long.
 
     About once in 4,000 times ZeroMQ 4.3.5 never ends a context whose last connections are being
     closed; its thread is left behind then.
@@ -143,8 +138,9 @@ def curve_keys(token: str) -> tuple[bytes, bytes]:
 
 
 def proof_of(token: str) -> str:
-    """Return what a client's first message says to show that it has the token, where nothing is
-    encrypted.
+    """Return what a client's first message says to show that it has the token.
+
+    It is for connections that are not encrypted.
 
     Only programs of the server's user can read it there; it finds clients that have the token of
     another server.

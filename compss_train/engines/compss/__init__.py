@@ -1,3 +1,1 @@
-"""The COMPSs engine: tasks of PyCOMPSs, run on the nodes of its runtime. Only this package imports
-pycompss.
-"""
+"""The COMPSs engine: tasks of PyCOMPSs on its nodes. Only this package imports pycompss."""

@@ -1,5 +1,4 @@
-"""The worker nodes that COMPSs should start, and the two configuration files that name and describe
-them.
+"""The worker nodes of COMPSs, and the two configuration files that describe them.
 
 The project names the nodes, with the folders of COMPSs on them; the resources declare what each
 node has. Imports no torch, so that the doctor can use it.
@@ -33,8 +32,9 @@ LOWEST_OUTGOING_PORT = 32768
 
 @dataclass(frozen=True, slots=True)
 class WorkerNode(Node):
-    """A worker of COMPSs: the host that it is started on by ssh, its computing units and GPUs, and
-    its first port.
+    """A worker of COMPSs: its host, computing units, GPUs and first port.
+
+    COMPSs starts it on the host by ssh.
 
     Raises ``ValueError`` for an empty name, less than 1 unit, a negative number of GPUs, and ports
     out of range.
@@ -65,8 +65,7 @@ class WorkerNode(Node):
 
 
 def free_first_port(count: int) -> int:
-    """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this
-    machine.
+    """Return the first of enough consecutive free ports for ``count`` processes of COMPSs here.
 
     The search starts at a random port: two runs that start at the same time must not use the same
     ports, since the coordinator of one would then contact the workers of the other. Ports in the
@@ -97,8 +96,9 @@ def is_free(port: int) -> bool:
 def loopback_nodes(
     count: int, units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
 ) -> tuple[WorkerNode, ...]:
-    """Return ``count`` workers on this machine: one on localhost, more on 127.0.0.1, 127.0.0.2 and
-    so on.
+    """Return ``count`` workers on this machine.
+
+    One is on localhost; several are on 127.0.0.1, 127.0.0.2 and so on.
 
     ``units`` is the number of computing units of each, by default its share of the physical cores.
     Raises ``ValueError`` for more than 254 workers, and for GPUs with more than one worker.
@@ -123,8 +123,9 @@ def loopback_nodes(
 def host_nodes(
     hosts: Sequence[str], units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
 ) -> tuple[WorkerNode, ...]:
-    """Return one worker per host, by default with as many units as this machine has physical
-    cores.
+    """Return one worker per host.
+
+    By default it has as many units as this machine has physical cores.
     """
     if not hosts or len(set(hosts)) < len(hosts):
         raise ValueError(f"hosts={','.join(hosts)!r}: give at least one host, and each host once")
@@ -138,9 +139,7 @@ DEFAULT_HOME = Path("/opt/COMPSs")
 
 
 def compss_home() -> Path | None:
-    """Return the folder that COMPSs is installed in, by ``COMPSS_HOME`` or by ``runcompss``, or
-    ``None``.
-    """
+    """Return the folder of COMPSs, by ``COMPSS_HOME`` or by ``runcompss``; ``None`` without it."""
     if home := os.environ.get("COMPSS_HOME"):
         return Path(home)
     if (runcompss := shutil.which("runcompss")) is None:
@@ -161,8 +160,9 @@ def write(
     install_dir: Path | None = None,
     working_dir: Path | None = None,
 ) -> tuple[Path, Path]:
-    """Write ``project.xml`` and ``resources.xml`` into a folder, created if necessary; return both
-    paths.
+    """Write ``project.xml`` and ``resources.xml`` into a folder; return both paths.
+
+    The folder is created if necessary.
     """
     folder.mkdir(parents=True, exist_ok=True)
     project = folder / "project.xml"
@@ -177,8 +177,7 @@ def write(
 def project_xml(
     nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
 ) -> str:
-    """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on
-    them.
+    """Return the project file: the nodes, with the folders of COMPSs and of workers' files on them.
 
     By default workers' files are in a folder with the user's name, since users may share a machine.
     """
@@ -239,9 +238,7 @@ def read_nodes(project: Path, resources: Path) -> list[Node]:
 
 
 def read_project(path: Path) -> dict[str, Path | None]:
-    """Return the nodes of a project file, each with the folder that COMPSs is installed in there,
-    if given.
-    """
+    """Return the nodes of a project file, each with the folder of COMPSs there, if it names one."""
     folders = {entry.get("Name", ""): entry.findtext("{*}InstallDir") for entry in _entries(path)}
     return {name: Path(folder) if folder else None for name, folder in folders.items()}
 

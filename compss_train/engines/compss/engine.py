@@ -26,9 +26,7 @@ COMPUTING_UNITS = "ComputingUnits"
 """Environment variable with the number of computing units of a task, as in dislib."""
 
 _MAX_SINGLE_WAITS = 4
-"""Maximum number of small values fetched one by one, about 10 ms each; COMPSs keeps a worker file
-for each.
-"""
+"""Maximum number of small values fetched singly, each in 10 ms and with a file of the worker."""
 
 
 class _CompssRef(Ref):
@@ -55,8 +53,7 @@ class _CompssRef(Ref):
 
 
 class CompssEngine(Engine):
-    """Run tasks on the nodes of a COMPSs application that ``runcompss`` (or a notebook) has
-    started.
+    """Run tasks on the nodes of a COMPSs application that ``runcompss`` or a notebook has started.
 
     Values stay on the nodes, as files that COMPSs moves; the coordinator receives only what it
     fetches.
@@ -109,23 +106,17 @@ class CompssEngine(Engine):
 
     @classmethod
     def nodes(cls) -> list[Node]:
-        """Return the nodes that COMPSs was started with; empty if its configuration cannot be
-        read.
-        """
+        """Return the nodes that COMPSs was started with; empty if they cannot be read."""
         return runtime.declared_nodes()
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return how many tasks fit on the nodes; this machine's default if none fits or the nodes
-        are unknown.
-        """
+        """Return how many tasks fit on the nodes; this machine's default without one."""
         return sum(node.cpus // threads for node in cls.nodes()) or super().default_workers(threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
-        """Return ``ComputingUnits`` if that variable is set, else a worker's share of the smallest
-        node.
-        """
+        """Return ``ComputingUnits`` if it is set, else a worker's share of the smallest node."""
         units = os.environ.get(COMPUTING_UNITS, "")
         return max(1, int(units)) if units.isdigit() else super().thread_share(num_workers)
 
@@ -135,8 +126,9 @@ class CompssEngine(Engine):
         return runtime.seconds_left()
 
     def publish(self, value: object) -> Ref:
-        """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures
-        are passed on.
+        """Keep the value until a task reads it and COMPSs writes it to a file.
+
+        Futures of PyCOMPSs are passed on.
         """
         self._check_open()
         if isinstance(value, RemoteBlock) and value.home == self.name:
@@ -144,9 +136,7 @@ class CompssEngine(Engine):
         return self._new_ref(SerializedValue.of(value))
 
     def reference(self, future: object) -> Ref:
-        """Return a reference to the value of another library's future; only its owner deletes
-        it.
-        """
+        """Return a reference to another library's future, which only its owner deletes."""
         self._check_open()
         return self._new_ref(future, external=True)
 
@@ -190,8 +180,7 @@ class CompssEngine(Engine):
         return [self._fetch(ref) for ref in own]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the coordinator's value; with a ``timeout`` wait for other values, without any
-        limit.
+        """Return the coordinator's value; with a ``timeout`` wait for other values without limit.
 
         Return ``None`` for a value that tasks update, since COMPSs would wait for all submitted
         updates.
@@ -313,9 +302,7 @@ class CompssEngine(Engine):
 
 
 def copy_value(value: Any) -> Any:
-    """Return the value: a task that transfers a copy to the coordinator, of a list of values as one
-    result.
-    """
+    """Return the value: a task that transfers a copy, or a list of values as one result."""
     return value
 
 
@@ -344,9 +331,7 @@ class CompssBlock(RemoteBlock):
         super().__init__(*description)
         self.future = future
         self.owner = owner
-        """The object that deletes the future when it is garbage collected; kept alive as long as
-        this block.
-        """
+        """The object that deletes the future when it is collected; this block keeps it alive."""
 
     def load(self) -> Block:
         """Wait for the value and return a copy; the future still belongs to its owner."""
@@ -356,8 +341,9 @@ class CompssBlock(RemoteBlock):
 
 
 def future_blocks(futures: Sequence[object], owner: object = None) -> list[CompssBlock]:
-    """Return futures as blocks. Tasks determine the dtypes and shapes; the values stay where they
-    are.
+    """Return futures as blocks.
+
+    Tasks determine the dtypes and shapes; the values stay where they are.
 
     ``owner`` is kept alive with each block.
     """

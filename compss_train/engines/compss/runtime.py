@@ -1,6 +1,4 @@
-"""The COMPSs runtime as this process sees it: which part of an application it runs, where, and how
-it ends.
-"""
+"""The COMPSs runtime as this process sees it: what runs here, on which nodes, and how it ends."""
 
 import ctypes
 import importlib
@@ -17,9 +15,7 @@ from compss_train.engines.nodes import Node
 from compss_train.exceptions import WorkerLostError
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
-"""Environment variable that runcompss sets: the path of a file with the runtime's options, one per
-line.
-"""
+"""Environment variable with the path of the runtime's options, one per line; runcompss sets it."""
 
 
 def under_compss() -> bool:
@@ -47,9 +43,7 @@ def _context(question: str) -> bool:
 
 
 def import_pycompss() -> ModuleType:
-    """Return the module ``pycompss.api.api``; raise ``ImportError`` if PyCOMPSs is not
-    installed.
-    """
+    """Return the module ``pycompss.api.api``; raise ``ImportError`` without PyCOMPSs."""
     try:
         return importlib.import_module("pycompss.api.api")
     except ImportError as error:
@@ -61,8 +55,9 @@ def import_pycompss() -> ModuleType:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until COMPSs ends the application, or ``None`` without ``runcompss
-    --wall_clock_limit``.
+    """Return the seconds until COMPSs ends the application.
+
+    ``None`` without ``runcompss --wall_clock_limit``.
 
     PyCOMPSs sets an alarm for that time, and COMPSs cancels all tasks.
     """
@@ -72,8 +67,7 @@ def seconds_left() -> float | None:
 
 
 def keep_answer_pipe_open() -> int | None:
-    """Let COMPSs see at once when a task of this worker process ends; return the descriptor of the
-    pipe.
+    """Let COMPSs see at once when a task of this process ends; return the pipe's descriptor.
 
     PyCOMPSs opens a pipe for each answer and closes it again. COMPSs's Java process, which reads
     the pipe, then finds its end, and polls again 20 ms later, so that a task waits for 10 ms on
@@ -120,9 +114,7 @@ def skip_destructors_at_exit() -> None:
 
 
 def declared_nodes() -> list[Node]:
-    """Return the nodes that runcompss started the runtime with; empty without a readable
-    configuration.
-    """
+    """Return the nodes that runcompss started the runtime with; empty if they cannot be read."""
     try:
         lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
         options = dict(line.strip().removeprefix("-D").partition("=")[::2] for line in lines)

@@ -1,5 +1,6 @@
-"""Bodies of the COMPSs engine's tasks: load the inputs, bind threads and GPU, run the function,
-serialize results.
+"""Bodies of the COMPSs engine's tasks.
+
+They load the inputs, bind threads and GPU, run the function, and serialize the results.
 
 Independent of PyCOMPSs. If an exception left a task, COMPSs would retry the task four times and end
 the whole application, and the user would never see the exception. A task that fails therefore
@@ -34,9 +35,7 @@ class Call:
 
 
 class LostInputError(WorkerLostError):
-    """An input will never be available, since COMPSs lost the task that computes it; the
-    coordinator says why.
-    """
+    """An input is lost because COMPSs lost the task that computes it; the coordinator says why."""
 
 
 class _FailedInput(Exception):  # noqa: N818 - only carries a failure to run_task
@@ -60,9 +59,7 @@ def run_task(results: int, cpus: int, call: SerializedValue, inputs: Sequence[An
 def run_update(
     cpus: int, call: SerializedValue, target: SerializedValue, inputs: Sequence[Any]
 ) -> SerializedValue:
-    """Run a call whose first input is the target, assign its result to the target, and return
-    it.
-    """
+    """Run a call whose first input is the target; assign the result to the target and return it."""
     result: SerializedValue = run_task(1, cpus, call, [target, *inputs])
     if isinstance(target, SerializedValue):  # False if an earlier update was lost
         target.assign(result)
@@ -109,8 +106,7 @@ def _load_input(item: Any) -> Any:
 
 @contextmanager
 def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
-    """Use ``cpus`` intra-op threads on the cores that COMPSs has bound, and the bound GPU if
-    ``gpu`` is true.
+    """Use ``cpus`` intra-op threads on the cores that COMPSs has bound; with ``gpu`` its bound GPU.
 
     COMPSs moves only the main thread. Threads that torch started for an earlier task would stay on
     that task's cores, which may now belong to another task.

@@ -1,5 +1,6 @@
-"""The tasks of PyCOMPSs. All have the same body; their names distinguish the nodes of the task
-graph.
+"""The tasks of PyCOMPSs; their names distinguish them in the task graph.
+
+All have the same body.
 
 PyCOMPSs finds a task on the worker by module and name. Its decorators check for the runtime when
 they are applied, so this module is imported after the runtime has started. The inputs of a task are

@@ -85,8 +85,9 @@ class LocalEngine(GraphEngine):
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
 
     def resize(self, processes: int) -> None:
-        """Run tasks on this number of processes from now on; callbacks may call it. The bits stay
-        the same.
+        """Run tasks on this number of processes from now on; the bits stay the same.
+
+        Callbacks may call it.
 
         New processes take tasks as soon as they have started. Surplus processes end after their
         current tasks, the slowest idle ones first. Raises ``ValueError`` for fewer than one
@@ -117,15 +118,14 @@ class LocalEngine(GraphEngine):
 
     @property
     def pids(self) -> list[int]:
-        """Process IDs of the worker processes, in the order of their start; waits until they have
-        started.
-        """
+        """Process IDs of the workers in the order of their start, for which it waits."""
         return [process.ready.result() for process in list(self._processes)]
 
     @property
     def folders(self) -> list[str]:
-        """The folders, most of them in memory, with the files of its values and of its processes'
-        heartbeats.
+        """The folders with the files of its values and of its processes' heartbeats.
+
+        Most of them are in memory.
         """
         return self._folders.paths
 

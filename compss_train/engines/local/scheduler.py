@@ -1,6 +1,4 @@
-"""The local engine's scheduler: a thread that starts ready tasks on idle worker processes, and
-watches them.
-"""
+"""The local engine's scheduler: a thread that starts ready tasks on idle processes it watches."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -49,8 +47,9 @@ class Scheduler(GraphThread):
             self._use_when_ready(process)
 
     def remove_workers(self, count: int, cpus: int) -> None:
-        """Run fewer tasks at a time, from the scheduler's thread; processes end after their present
-        tasks.
+        """Run fewer tasks at a time; processes end after their present tasks.
+
+        For the scheduler's thread.
         """
         self._free_cpus -= cpus
         self._surplus += count

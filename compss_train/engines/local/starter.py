@@ -1,6 +1,4 @@
-"""Starting worker processes: as forks of a process that has imported torch, or anew where forks are
-not safe.
-"""
+"""Starts worker processes: as forks of one that has imported torch, or anew where forks fail."""
 
 import multiprocessing
 import os
@@ -45,8 +43,7 @@ class LostProcessError(Exception):
 
 
 class Starter:
-    """Starts worker processes of ``threads`` intra-op threads that have imported the modules in
-    ``preload``.
+    """Starts worker processes of ``threads`` intra-op threads that have imported ``preload``.
 
     Importing torch takes seconds. On Linux a fork server does so once, and a process starts as its
     fork in 30 ms, and shares its memory. CUDA does not survive a fork, and the server never uses
@@ -62,8 +59,10 @@ class Starter:
         self._lock = threading.RLock()  # garbage collection may stop an engine anywhere
         self._stopped = False
         self._server: socket.socket | None = None
-        """To the fork server: the heartbeat's path and the connection of a new process, or a signal
-        for one.
+        """The connection to the fork server.
+
+        It takes the heartbeat's path and the connection of a new process, or a signal for a
+        process.
         """
         self._processes: dict[int, LokyProcess] = {}
         """By their ids: the fork server, or all processes that were started anew."""
@@ -253,8 +252,7 @@ def _tell_ends(children: dict[int, Connection]) -> None:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` only after the block; processes that are started in it ignore
-    Ctrl-C.
+    """Raise ``KeyboardInterrupt`` only after the block; processes started in it ignore Ctrl-C.
 
     Blocking the signal is not enough: another thread of the program receives it, and Python raises
     in the main thread all the same. In the middle of a start, that would leak a process; in a

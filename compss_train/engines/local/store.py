@@ -1,6 +1,4 @@
-"""The local engine's store: a file in shared memory for each large value, written once and mapped
-by readers.
-"""
+"""The local engine's store: a file in shared memory for each large value, mapped by readers."""
 
 import os
 import sys
@@ -95,8 +93,7 @@ def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:
 
 
 class StoreFolders:
-    """The folders that values are written to: shared memory first, the temporary folder if that is
-    full.
+    """The folders for values: in shared memory, or in the temporary folder if that is full.
 
     Loky's resource tracker, a separate process, removes them if this process is killed. If the
     tracker is killed as well, the next program removes them: the system releases the lock on a

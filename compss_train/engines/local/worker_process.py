@@ -1,6 +1,4 @@
-"""The local engine's worker processes: a thread for each in the coordinator, and what runs in the
-process.
-"""
+"""The local engine's worker processes: a thread of the coordinator each, and what they run."""
 
 import io
 import os
@@ -32,9 +30,7 @@ from compss_train.model.program_settings import ProgramSettings
 
 @dataclass(frozen=True, slots=True)
 class SentTask:
-    """A task as it is sent to a worker process, which loads the stored values among the
-    arguments.
-    """
+    """A task as it is sent to a worker process, which loads the stored values of its arguments."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -47,9 +43,7 @@ class SentTask:
 
 
 class BrokenGpuError(LostProcessError):
-    """An error of CUDA, after which a process cannot use its GPU again: its text, and a
-    ``Failure``.
-    """
+    """An error of CUDA after which a process cannot use its GPU: its text, and a ``Failure``."""
 
 
 Answer: TypeAlias = list[StoredValue] | calls.Failure
@@ -57,9 +51,7 @@ Answer: TypeAlias = list[StoredValue] | calls.Failure
 
 
 def serve(connection: Connection, heartbeat_path: str) -> None:
-    """Send the id of this process, and run the tasks that the coordinator sends until it closes the
-    connection.
-    """
+    """Send this process's id, and run the coordinator's tasks until the connection is closed."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Lines reach a file or pipe before the process is killed.
         sys.stdout.reconfigure(line_buffering=True)

@@ -1,6 +1,4 @@
-"""The Ray engine: tasks on the nodes of a cluster, values in its object store. Only this package
-imports ray.
-"""
+"""The Ray engine: tasks on a cluster, values in its object store. Only this package imports ray."""
 
 import importlib
 import os
@@ -25,8 +23,7 @@ _END_SECONDS = 5.0
 
 
 class RayEngine(GraphEngine):
-    """Run tasks on the nodes of the Ray cluster at ``RAY_ADDRESS``, by default of a new one on this
-    machine.
+    """Run tasks on the Ray cluster at ``RAY_ADDRESS``, by default on a new one on this machine.
 
     A program that has called ``ray.init`` uses that cluster, and is left in it. ``modules`` are
     modules, or paths of modules and packages, that nodes without a shared file system need; what is
@@ -88,9 +85,7 @@ class RayEngine(GraphEngine):
         return self._put(SerializedValue.of(value))
 
     def _check_size(self, resources: Resources) -> None:
-        """Raise ``ValueError`` if a task is larger than every node; let the first one wait for
-        room.
-        """
+        """Raise ``ValueError`` for a task larger than every node; the first one waits for room."""
         check_size(resources, [*self._scheduler.nodes.values()])
         self._scheduler.await_room(resources.cpus)
 
@@ -120,9 +115,7 @@ class RayEngine(GraphEngine):
         self._scheduler.await_room(sum(task.cpus for task in tasks))
 
     def trained_samples(self) -> int | None:
-        """Return what the processes of all nodes have reported; ``None`` if a node does not
-        answer.
-        """
+        """Return what the processes of all nodes report; ``None`` if a node does not answer."""
         with suppress(cluster.import_ray().exceptions.RayError):
             return int(sum(self._scheduler.ask_agents("samples", _END_SECONDS)))
         return None

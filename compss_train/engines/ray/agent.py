@@ -1,5 +1,6 @@
-"""What runs on Ray's nodes: the body of tasks, and an agent a node, which merges and watches its
-processes.
+"""What runs on Ray's nodes: the body of tasks, and an agent on each node.
+
+An agent merges, and watches the processes of its node.
 """
 
 import os
@@ -35,9 +36,7 @@ from compss_train.engines.watch import (
 )
 
 COPIED_BYTES = 100_000
-"""Ray sends values up to about this size in messages; the arrays in them are copied, and may be
-changed.
-"""
+"""Size up to which Ray sends values in messages; arrays in them are copied, and writable."""
 
 LOOK_SECONDS = 1.0
 """Seconds between looks for processes that have started or died, where no task is watched."""
@@ -49,9 +48,7 @@ _NEW = ".new"
 
 
 def load(value: SerializedValue) -> Any:
-    """Return a value; large arrays are read-only views of the memory that the node's processes
-    share.
-    """
+    """Return a value; large arrays are read-only views of the node's shared memory."""
     small = value.nbytes <= COPIED_BYTES
     buffers = [
         bytearray(buffer) if small else np.frombuffer(buffer, np.uint8).view(MappedMemory)
@@ -67,8 +64,9 @@ def run_task(
     results: int,
     *inputs: SerializedValue,
 ) -> list[Any]:
-    """Run a task; return its serialized results and the id of its node, or ``None`` for each and a
-    ``Failure``.
+    """Run a task; return its serialized results and the id of its node.
+
+    If it fails, return ``None`` for each result, and a ``Failure``.
 
     ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since
     Ray would wrap an exception, and runs a task again only if its process dies.
@@ -123,9 +121,7 @@ def _folder() -> Path:
 
 
 class _Process(WatchedProcess):
-    """A process of Ray's that runs tasks, as its agent sees it: the watch's process and its task in
-    one.
-    """
+    """A process of Ray as its agent sees it: the watch's process and its task in one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -153,8 +149,7 @@ class _Process(WatchedProcess):
 
 
 class Agent:
-    """Runs the short tasks of a node that others wait for, and watches the processes of its long
-    ones.
+    """Runs a node's short tasks, which others wait for, and watches the processes of long ones.
 
     It keeps nothing that a new agent would lack, apart from the samples of processes that have
     died. Ray may start it on another node than ``node``, for which it was made: then it watches

@@ -1,6 +1,4 @@
-"""The Ray cluster of this program: one that it joins, starts on this machine, or has joined
-before.
-"""
+"""The Ray cluster of this program, which it joins, starts on this machine, or is in already."""
 
 import os
 import secrets
@@ -17,9 +15,7 @@ from compss_train._utils.private_names import forget_last_cluster
 from compss_train.engines.nodes import Node, cores
 
 ADDRESS = "RAY_ADDRESS"
-"""Environment variable with a cluster's address, as host:port, or ``auto`` for one that runs on
-this machine.
-"""
+"""Environment variable with a cluster's address: host:port, or ``auto`` for one on this machine."""
 
 TOKEN = "RAY_AUTH_TOKEN"
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
@@ -30,8 +26,9 @@ file; a file.
 
 _CONNECT_SECONDS = 10.0
 _OURS = "127.0.0.2"
-"""The address of a cluster that we start, for this machine only. Ray replaces 127.0.0.1 by a public
-address.
+"""The address of a cluster that we start, for this machine only.
+
+Ray replaces 127.0.0.1 by a public address.
 """
 _SETTINGS = {
     "task_oom_retries": 3,  # as many as of tasks whose process dies; Ray's is no limit
@@ -52,14 +49,10 @@ if not sys.stdin.read():
     except OSError:
         sys.stderr.write(text)
 """
-"""A program that prints a text if its standard input ends without one, and nobody answers at an
-address.
-"""
+"""A program that prints a text if its input ends without one and nobody answers at an address."""
 _MODE = "RAY_AUTH_MODE"
 _OWN_VARIABLES = (TOKEN, _MODE, "RAY_USAGE_STATS_ENABLED")
-"""What Ray or we set in the environment for a cluster that we start, which other clusters must not
-see.
-"""
+"""What Ray or we set in the environment for our own cluster; other clusters must not see it."""
 
 
 def import_ray() -> ModuleType:
@@ -132,9 +125,7 @@ def _with_last_words(ray: ModuleType) -> Callable[[], None]:
 
 
 def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
-    """Start a cluster on this machine; return what ends it, and removes what it has set in the
-    environment.
-    """
+    """Start a cluster on this machine; return what ends it and restores the environment."""
     before = dict(os.environ)
 
     def restore(*names: str) -> None:

@@ -1,6 +1,4 @@
-"""Ready tasks become Ray's: on the processes of any node, or in the agent of one; and their results
-values.
-"""
+"""Hands ready tasks to Ray, for processes of any node or a node's agent; keeps their results."""
 
 import math
 import time
@@ -72,9 +70,7 @@ class RayValue:
             raise lost_error("a value", error) from error
 
     def keep(self) -> None:
-        """Fetch and put the value: from now on the coordinator has it, and nothing before it is
-        needed any more.
-        """
+        """Put the value here: from now on nothing that it was made from is needed."""
         self.ref = ray.put(ray.get(self.ref))
         self.lineage = (self.ref,)
 
@@ -85,8 +81,7 @@ class RayValue:
 
 
 class Submitter(GraphThread):
-    """Submits tasks that are ready. Ray places them, and runs them again if their process or node
-    is lost.
+    """Submits ready tasks to Ray, which places them and repeats those of lost processes or nodes.
 
     Tasks with priority, which others wait for, run in the agent of the node that has most of their
     inputs.
@@ -99,13 +94,12 @@ class Submitter(GraphThread):
         options: Any = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": -1}
         self._new_agent = ray.remote(concurrency_groups={"watch": 1}, **options)(agent.Agent)
         self.agents: dict[str, Any] = {}
-        """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make
-        values again.
+        """The agents by their nodes.
+
+        Ray moves those of nodes that are lost; they may have to make values again.
         """
         self._elsewhere: list[Any] = []
-        """Agents that Ray has started on other nodes than theirs. They may have to make values
-        again.
-        """
+        """Agents that Ray has started elsewhere; they may have to make values again."""
         self._unwatched: set[str] = set()
         """Nodes without their agents."""
         self.nodes: Mapping[str, Node] = {}
@@ -114,8 +108,9 @@ class Submitter(GraphThread):
         """The id of the coordinator's node."""
         captured = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
         self._group = ray.util.get_current_placement_group() if captured else None
-        """What is reserved for the tasks of this program, which may use nothing else, as in a trial
-        of Ray Tune.
+        """What is reserved for this program's tasks, as in a trial of Ray Tune.
+
+        They may use nothing else.
         """
         self._has_room = False
         """Whether the first tasks need not wait for room."""
@@ -131,8 +126,9 @@ class Submitter(GraphThread):
         self._thread.start()
 
     def ask_agents(self, method: str, seconds: float) -> list[Any]:
-        """Call a method of the agents, which may be running tasks; return what all answer in so
-        many seconds.
+        """Call a method of the agents, which may be running tasks; return all answers.
+
+        Raises ``GetTimeoutError`` after so many seconds.
         """
         answers: list[Any] = ray.get(self._call(self.nodes, method), timeout=seconds)
         return answers
@@ -147,8 +143,9 @@ class Submitter(GraphThread):
         ]
 
     def await_room(self, cpus: int) -> None:
-        """Wait a moment until so many CPUs are free, before the first tasks: Ray would let them
-        wait for ever.
+        """Wait a moment before the first tasks until so many CPUs are free.
+
+        Ray would let the tasks wait for ever without a word.
 
         Raises ``RuntimeError`` in a task or an actor, which may itself have what is missing.
         Elsewhere a line says that tasks wait.
@@ -221,8 +218,7 @@ class Submitter(GraphThread):
             )
 
     def _noted(self) -> Any:
-        """Return an object that is there once Ray has noted all tasks that were submitted until
-        now.
+        """Return an object that exists once Ray has noted all tasks submitted until now.
 
         A task that is cancelled before that ends the whole program: Ray 2.60 counts its inputs down
         twice, and then a check of its own fails. Ray's thread deals with submissions and replies
@@ -255,8 +251,9 @@ class Submitter(GraphThread):
         self._next_look = time.monotonic() + NODES_SECONDS
 
     def _add_agent(self, node: str) -> None:
-        """Let a node have an agent; a later look adds another if Ray starts it elsewhere, as if a
-        node is new.
+        """Start the agent of a node; a later look starts another if Ray placed it elsewhere.
+
+        Ray does so if a node is new, for example.
         """
         self._unwatched.discard(node)
         self.agents[node] = self._new_agent.options(
