@@ -20,7 +20,7 @@ from compss_train.data.order import even_parts, sample_order
 from compss_train.data.ragged import Ragged
 from compss_train.data.remote_block import AnyBlock, RemoteBlock, is_future, load_block
 
-_FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
+_FUTURE_BLOCKS = "compss_train.engines.compss.blocks:future_blocks"
 """Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines
 are above data.
 """

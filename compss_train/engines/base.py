@@ -1,8 +1,7 @@
 """Abstract class of engines: they run functions as tasks and return references to the results.
 
 The coordinator holds references, and gets the values behind them only by ``fetch``, so that
-parameters pass from task to task without going through the coordinator. Also here: the resources of
-a task, and how engines differ.
+parameters pass from task to task without going through the coordinator.
 """
 
 import threading
@@ -255,9 +254,9 @@ class Engine(ABC):
         """
         self._check_open()
         with self._lock:
-            own = self._scope
-            self._reserve([*self._reserved(self._scopes - {own}), *tasks])
-            own.reserved = tasks
+            scope = self._scope
+            self._reserve([*self._reserved(self._scopes - {scope}), *tasks])
+            scope.reserved = tasks
 
     def _reserved(self, scopes: Collection[Scope]) -> list[Resources]:
         """Return the tasks that these scopes have reserved."""
@@ -282,8 +281,7 @@ class Engine(ABC):
     def _check_open(self) -> None:
         """Raise ``EngineClosedError`` after ``shutdown``."""
 
-    # -- where tasks run
-    # -----------------------------------------------------------------------------------
+    # -- where tasks run --
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
@@ -351,8 +349,7 @@ class Engine(ABC):
         """Return the seconds until the runtime ends this program; ``None`` without a limit."""
         return None
 
-    # -- running tasks
-    # -------------------------------------------------------------------------------------
+    # -- scopes of tasks --
 
     @contextmanager
     def scope(self, *, watched: bool = False, timeout: float | None = None) -> Iterator[None]:
@@ -376,22 +373,22 @@ class Engine(ABC):
         outer = self._scope
         for setting in () if settings is None else settings.left_out:
             warn_once(f"tasks run in other processes, where {setting} has no effect")
-        own = Scope(Watching(timeout=timeout) if watched else None, settings)
-        self._entered.scope = own
+        scope = Scope(Watching(timeout=timeout) if watched else None, settings)
+        self._entered.scope = scope
         with self._lock:
-            self._scopes.add(own)
+            self._scopes.add(scope)
         try:
             yield
         except BaseException:
             with suppress(EngineClosedError):
                 self._check_open()
-                self._cancel(own)
-                self.free([*own.refs])
+                self._cancel(scope)
+                self.free([*scope.refs])
             raise
         finally:
             self._entered.scope = outer
             with self._lock:
-                self._scopes.discard(own)
+                self._scopes.discard(scope)
 
     def _program_settings(self) -> ProgramSettings | None:
         """Return the program's settings for tasks in other processes; ``None`` if they run here."""

@@ -44,6 +44,7 @@ FIRST = (
 ON_GPUS = ("map_chunk", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
 OTHERS = ("simulate_and_send", "split_rows", "describe")
+"""The other tasks of this package."""
 
 MOST_FRAMES = 4
 """Frames that tracebacks of tasks show: the first one and the last ones."""
@@ -212,23 +213,33 @@ def task_traceback(error: BaseException) -> str:
     Of those of this package and of torch there is at most the last one, and of all at most
     ``MOST_FRAMES``.
     """
-    lines = traceback.format_exception(error)
-    # Those that only watch.
-    parts = [*(part for part in lines if ", in __torch_function__\n" not in part), ""]
-    frames = [number for number, part in enumerate(parts) if part.startswith(_FRAME)]
-    last = [number for number in frames if number + 1 not in frames]
-    shown = [
-        number for number in frames if number in last or not parts[number].startswith(_INTERNAL)
+    # Frames of __torch_function__ only watch.
+    parts = [
+        part
+        for part in traceback.format_exception(error)
+        if ", in __torch_function__\n" not in part
     ]
-    hidden = {*frames}.difference(shown[:1], shown[1:][1 - MOST_FRAMES :])
+    frames = [number for number, part in enumerate(parts) if part.startswith(_FRAME)]
+    innermost = [number for number in frames if number + 1 not in frames]
+    candidates = [
+        number
+        for number in frames
+        if number in innermost or not parts[number].startswith(_INTERNAL)
+    ]
+    hidden = {*frames}.difference(candidates[:1], candidates[1:][1 - MOST_FRAMES :])
     text = ""
-    for left_out, group in groupby(range(len(parts)), hidden.__contains__):
-        numbers = [*group]
-        shortest = (
-            re.sub(r"\A(  File .*\n.*\n)(?s:.*)", r"\1", parts[number]) for number in numbers
-        )
-        text += f"  [frames left out: {len(numbers)}]\n" if left_out else "".join(shortest)
+    for is_hidden, group in groupby(range(len(parts)), hidden.__contains__):
+        numbers = list(group)
+        if is_hidden:
+            text += f"  [frames left out: {len(numbers)}]\n"
+        else:
+            text += "".join(_without_marks(parts[number]) for number in numbers)
     return text
+
+
+def _without_marks(part: str) -> str:
+    """Return a frame as its place and its line of code, and any other part as it is."""
+    return re.sub(r"\A(  File .*\n.*\n)(?s:.*)", r"\1", part)
 
 
 @dataclass(frozen=True, slots=True)

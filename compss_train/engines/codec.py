@@ -92,15 +92,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # By name, without cloudpickle's search: half of the time of a small task.
             return NotImplemented
         if getattr(type(obj), "loaded_once", False) and obj is not self._kept:
-            return _load_once, (_OwnPickle.of(obj),)
+            return _load_once, (_SeparatePickle.of(obj),)
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _reduce_tensor(obj)
         return _reduce_memmap(obj) if is_on_file(obj) else super().reducer_override(obj)
 
 
 @dataclass(frozen=True)
-class _OwnPickle:
-    """An object of a class with ``loaded_once``."""
+class _SeparatePickle:
+    """An object of a class with ``loaded_once``, pickled by itself."""
 
     digest: bytes
     """Digest of the content; equal objects have equal digests, so contents need not be compared."""
@@ -108,7 +108,7 @@ class _OwnPickle:
     buffers: Sequence[pickle.PickleBuffer] = field(compare=False)
 
     @classmethod
-    def of(cls, kept: object) -> "_OwnPickle":
+    def of(cls, kept: object) -> "_SeparatePickle":
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
@@ -122,8 +122,8 @@ class _OwnPickle:
 
 
 @lru_cache(maxsize=4)
-def _load_once(own: _OwnPickle) -> Any:
-    return pickle.loads(own.data, buffers=own.buffers)
+def _load_once(pickled: _SeparatePickle) -> Any:
+    return pickle.loads(pickled.data, buffers=pickled.buffers)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -171,13 +171,15 @@ def _rebuild_tensor(
 def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:
     if array.mode != "r":
         array.flush()  # another process reads the file
-    whole = array
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    start = (
-        whole.offset + array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    )
+    mapping = array
+    while isinstance(mapping.base, np.memmap):
+        mapping = mapping.base
+    start = mapping.offset + _address(array) - _address(mapping)
     return _open_memmap, (os.path.abspath(str(array.filename)), start, array.dtype, array.shape)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _open_memmap(
@@ -217,7 +219,8 @@ def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
 
 def pickled(value: object) -> bytes:
     """Return a pickle of the value, with its arrays."""
-    _Pickler(stream := io.BytesIO()).dump(value)
+    stream = io.BytesIO()
+    _Pickler(stream).dump(value)
     return stream.getvalue()
 
 

@@ -120,7 +120,7 @@ class GraphEngine(Engine):
     def __init__(self) -> None:
         super().__init__()
         self._numbers = itertools.count()
-        """Of tasks, in the order of their submission."""
+        """The numbers of tasks, in the order of their submission."""
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the engine and free all its values; further calls do nothing."""
@@ -178,20 +178,22 @@ class GraphEngine(Engine):
         """Wait, and raise as soon as a task has failed."""
         self._check_open()
         futures = [self._settled_value(ref).future for ref in refs]
-        while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
-            _raise_first(state.done)
-            self._check_open()
-        _raise_first(state.done)
+        missing: Iterable[Future[Stored]] = futures
+        while missing:
+            done, missing = wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)
+            _raise_first(done)
+            if missing:
+                self._check_open()
         return [future.result().load() for future in futures]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value; the newest one if it is being updated commutatively."""
         self._check_open()
-        own = self._own(ref)
-        while own.updates is not None and (newest := own.updates.newest) is not None:
+        graph_ref = self._own(ref)
+        while graph_ref.updates is not None and (newest := graph_ref.updates.newest) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
                 return newest.future.result().load()
-        future = own.value.future
+        future = graph_ref.value.future
         wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None
 
@@ -224,11 +226,11 @@ class GraphEngine(Engine):
 
     def free(self, refs: Sequence[Ref]) -> None:
         """Free the values once all submitted tasks have read them."""
-        for own in map(self._own, refs):
-            self.release(own)
-            own.value = Value()
-            own.updates = None
-            own.value.future.set_exception(TaskCancelledError())
+        for ref in map(self._own, refs):
+            self.release(ref)
+            ref.value = Value()
+            ref.updates = None
+            ref.value.future.set_exception(TaskCancelledError())
 
     def cancel(self) -> None:
         """End the tasks, those that run with their processes."""
@@ -258,14 +260,14 @@ class GraphEngine(Engine):
 
     def _settled_value(self, ref: Ref) -> Value:
         """Return the value that readers get from now on: after all updates submitted so far."""
-        own = self._own(ref)
-        if own.updates is not None:
-            updates = own.updates
-            own.updates = None
-            self._post(self._graph.delete, own.value)
-            own.value = updates.result
+        graph_ref = self._own(ref)
+        updates = graph_ref.updates
+        if updates is not None:
+            graph_ref.updates = None
+            self._post(self._graph.delete, graph_ref.value)
+            graph_ref.value = updates.result
             self._post(self._graph.close, updates)
-        return own.value
+        return graph_ref.value
 
     def _own(self, ref: Ref) -> GraphRef:
         if not isinstance(ref, GraphRef):
@@ -275,5 +277,6 @@ class GraphEngine(Engine):
 
 def _raise_first(futures: Iterable[Future[Any]]) -> None:
     for future in futures:
-        if (error := future.exception()) is not None:
+        error = future.exception()
+        if error is not None:
             raise error

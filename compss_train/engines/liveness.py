@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_COUNTS = 16
-_NUMBERS = 32
-"""Bytes of the two counters, of reports and of samples; and of all numbers."""
+_COUNTERS_END = 16
+"""Bytes of the two counters: of reports, and of samples."""
+
+_NUMBERS_END = 32
+"""Bytes of the counters and of two numbers that say how the task is watched."""
+
 SIZE = 256
-"""Bytes of a heartbeat: the counters, how the task is watched (two more numbers), and a text."""
+"""Bytes of a heartbeat: its four numbers, and a text."""
 
 WARN_SECONDS = 30.0
 """Minimum silence before a warning, in seconds: a first batch may have to read large files."""
@@ -35,14 +38,14 @@ class Heartbeat:
         self.path = path
         with open(path, "r+b") as file:
             memory = memoryview(mmap.mmap(file.fileno(), SIZE))
-        self._text = memory[_NUMBERS:]
-        self._counts = memory[:_COUNTS].cast("Q")
-        self._watched = memory[_COUNTS:_NUMBERS].cast("d")
+        self._text = memory[_NUMBERS_END:]
+        self._counts = memory[:_COUNTERS_END].cast("Q")
+        self._watched = memory[_COUNTERS_END:_NUMBERS_END].cast("d")
 
     def report(self, samples: int = 0, doing: str | None = None) -> None:
         """Report progress of the task: newly trained samples, or what it does from now on."""
         if doing is not None:
-            size = SIZE - _NUMBERS
+            size = SIZE - _NUMBERS_END
             self._text[:] = doing.encode()[:size].ljust(size, b"\0")
         self._counts[0] += 1
         self._counts[1] += samples
@@ -95,11 +98,13 @@ def reporting_to(report: Callable[[int, str | None], None]) -> Iterator[None]:
 
 def beat(samples: int = 0) -> None:
     """Report from a task that it makes progress, with newly trained samples; for each batch."""
-    if (report := _report.get()) is not None:
+    report = _report.get()
+    if report is not None:
         report(samples, None)
 
 
 def describe(doing: str) -> None:
     """Report from a task what it does from now on."""
-    if (report := _report.get()) is not None:
+    report = _report.get()
+    if report is not None:
         report(0, doing)

@@ -271,7 +271,8 @@ class TaskGraph:
     def _complete_chain(self, updates: Updates) -> None:
         """Give a closed group's value to its readers once it has the value of the last update."""
         if updates.closed and not updates.waiting:
-            last, updates.result.original = updates.last, updates.last
+            last = updates.last
+            updates.result.original = last
             last.twin = updates.result
             if last.future.done():
                 self._settle(updates.result, last.future.exception() or last.future.result())

@@ -174,23 +174,27 @@ class Watch:
             process.kill()
         elif not run.warned:
             if run.silence >= max(liveness.WARN_SECONDS, liveness.WARN_FACTOR * watching.longest):
-                run.warned, run.asked = True, run.silence
+                run.warned = True
+                run.asked = run.silence
                 process.ask_for_stack()
         elif run.asked is not None:
             stack = process.stack()
             if stack or run.silence - run.asked >= STACK_SECONDS:
                 run.asked = None
-                stopped = (
-                    f", which is stopped (kill -CONT {process.pid} continues it) or waits "
-                    "for a disk"
-                )
-                advice = "; worker_timeout=SECONDS would run its task in another process"
-                advice = "" if watching.timeout else advice
-                say(
-                    f"{silent}: process "
-                    f"{process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}"
-                )
+                say(f"{silent}: {_state_of(process, stack, watching)}")
                 print(stack, end="", file=sys.stderr, flush=True)
+
+
+def _state_of(process: WatchedProcess, stack: str, watching: Watching) -> str:
+    """Return what a silent process does, as its stack shows, and what helps."""
+    text = f"process {process.pid}"
+    if not stack:
+        text += f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
+    if not watching.timeout:
+        text += "; worker_timeout=SECONDS would run its task in another process"
+    if stack:
+        text += ". Its stack:"
+    return text
 
 
 def say(message: str) -> None:

@@ -33,8 +33,6 @@ __all__ = [
     "Header",
     "Message",
     "MessageError",
-]
-__all__ += [
     "MessageServer",
     "Received",
     "ReceivedArray",
@@ -42,5 +40,5 @@ __all__ += [
     "new_token",
     "parsing",
     "shortened",
+    "stacked",
 ]
-__all__ += ["stacked"]

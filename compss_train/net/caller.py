@@ -18,12 +18,19 @@ from compss_train.net import messages
 from compss_train.net.connection import Address, Connection, ConnectionLostError
 from compss_train.net.messages import PIECE, Header, Message
 
-_MAX_IN_FLIGHT = 128  # requests
-_MAX_BYTES_IN_FLIGHT = 2**24  # or a single larger request
+_MAX_IN_FLIGHT = 128
+"""The most requests without an answer."""
+
+_MAX_BYTES_IN_FLIGHT = 2**24
+"""The most bytes of requests without an answer, unless a single request is larger."""
+
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.05
-_SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
+
+_SMALL_FRAME = 2**16
+"""Bytes up to which copying a frame again costs less than sharing it."""
+
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
 
@@ -99,7 +106,7 @@ class Caller:
         self._next_number = secrets.randbits(62)  # unique among all clients
         self._counts: dict[str, int] = {}
         self._silent = 0.0
-        """Seconds of waiting since the last answer, less those in which this process was stopped."""
+        """Seconds of waiting since the last answer, less those in which this program stood."""
         self._failed: Exception | None = None
         """The error of a request that nobody waited for."""
         self._refused = True
@@ -158,7 +165,8 @@ class Caller:
             request = _Request(
                 frames=frames, size=sum(len(view) for view in views), waited_for=wait
             )
-            self._next_number, self._counts[key] = number + 1, count + changes
+            self._next_number = number + 1
+            self._counts[key] = count + changes
             if not self._sent and not self._waiting:
                 self._silent = 0.0
             if self._connection is not None and self._connection.is_lost:
@@ -184,7 +192,8 @@ class Caller:
         try:
             while not done():
                 try:
-                    if (connection := self._connection or self._connect()) is not None:
+                    connection = self._connection or self._connect()
+                    if connection is not None:
                         self._exchange(connection, done)
                 except ConnectionLostError:
                     self._disconnect()
@@ -243,12 +252,14 @@ class Caller:
 
         Raises ``RuntimeError`` if it refuses this client.
         """
-        if (message := connection.receive(timeout)) is None:
+        message = connection.receive(timeout)
+        if message is None:
             return False
         self._silent = 0.0
-        if "numbers" not in message[0]:  # the server refuses this client, or ends
-            raise RuntimeError(f"{self._address.url}: {message[0].get('error')}")
-        for number in message[0]["numbers"]:
+        header, _ = message
+        if "numbers" not in header:  # the server refuses this client, or ends
+            raise RuntimeError(f"{self._address.url}: {header.get('error')}")
+        for number in header["numbers"]:
             self._answered(number, message)
         return True
 
@@ -263,11 +274,14 @@ class Caller:
 
     def _answered(self, number: int, answer: Message) -> None:
         """Process the answer of one request."""
-        if (request := self._waiting.pop(number, None)) is None:
-            if (request := self._sent.pop(number, None)) is None:
-                return  # it was answered before
+        if number in self._waiting:
+            request = self._waiting.pop(number)
+        elif number in self._sent:
+            request = self._sent.pop(number)
             self._bytes -= request.size
             self._limit = min(_MAX_IN_FLIGHT, self._limit + 1)
+        else:  # it was answered before
+            return
         if request.times_sent == 1:  # otherwise ZeroMQ may still be sending the frames once more
             self._frames.give_back(request.frames)
         request.frames = ()

@@ -55,12 +55,9 @@ class Address:
         """
         connection = Connection(self, context, timeout)
         try:
-            proof = (
-                {"proof": sockets.proof_of(self.token)}
-                if self.url.startswith(sockets.PRIVATE)
-                else {}
-            )
-            connection.send(greeting | proof)
+            if self.url.startswith(sockets.PRIVATE):
+                greeting = greeting | {"proof": sockets.proof_of(self.token)}
+            connection.send(greeting)
         except BaseException:
             connection.close()
             raise
@@ -121,9 +118,9 @@ class Connection(Closable):
         Without ``copy`` nobody may write to the arrays' memory any more: they are sent later.
         """
         first, *frames = pack(header, arrays)
-        self.send_frames(
-            [first, *(frames if copy else [zmq.Frame(frame, copy=False) for frame in frames])]
-        )
+        if not copy:
+            frames = [zmq.Frame(frame, copy=False) for frame in frames]
+        self.send_frames([first, *frames])
 
     def send_frames(self, frames: Sequence[Any]) -> None:
         """Send a packed message, without copying frames of ZeroMQ.
@@ -154,8 +151,9 @@ class Connection(Closable):
                 if self._lost and self._socket.poll(_POLL_MILLISECONDS):
                     continue
                 self._check()
-                left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._wait(self.poller, min(_POLL_MILLISECONDS, 1000 * left)) and not left:
+                seconds = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+                has_news = self._wait(self.poller, min(_POLL_MILLISECONDS, 1000 * seconds))
+                if not has_news and not seconds:
                     return None
                 continue
             if header.get("error") == sockets.WRONG_TOKEN:

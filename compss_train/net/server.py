@@ -4,33 +4,33 @@ import hmac
 import logging
 import math
 import os
-import socket
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from typing import Any, TypeAlias
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from compss_train._utils import Closable, files
 from compss_train.data.block import Block
 from compss_train.net import sockets
 from compss_train.net.connection import Address
+from compss_train.net.connections import Connections
 from compss_train.net.messages import Header, MessageError, ReceivedArray, pack, shortened, unpack
 
 _LOG = logging.getLogger(__name__)
 
 _MAX_PATH = 100
 """Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
-_MAX_SILENT = 128
 _SUSPECT_SECONDS = 1.0
-"""Seconds after a connection closes during which its client may still appear to be connected, and
-those in which a client that is to be disconnected can read why."""
+"""How long a client may still appear to be connected after its connection has closed.
+
+As long can a client that is to be disconnected read why.
+"""
+
 _LINGER_MILLISECONDS = 1000
+"""How long the server takes to send what is left when it closes."""
 
 
 class Client:
@@ -157,28 +157,33 @@ class MessageServer(Closable):
             return None
         try:
             header, arrays = unpack(frames)
-            if (client := self._clients.get(identity)) is None:
+            if identity not in self._clients:
                 self._check_proof(header.pop("proof", None))
-                client = self._clients[identity] = Client(self, identity, descriptor, header)
+                self._clients[identity] = Client(self, identity, descriptor, greeting=header)
         except (MessageError, PermissionError) as error:
             self.refuse(identity, descriptor, error)
             return None
-        return client, header, arrays
+        return self._clients[identity], header, arrays
 
     def _check_proof(self, proof: Any) -> None:
         """Raise ``PermissionError`` unless a first message at a socket file proves the token."""
         if self._proof is None:
             return
-        given = proof.encode(errors="surrogatepass") if isinstance(proof, str) else b""
-        if not hmac.compare_digest(given, self._proof.encode()):
+        received = proof.encode(errors="surrogatepass") if isinstance(proof, str) else b""
+        if not hmac.compare_digest(received, self._proof.encode()):
             raise PermissionError(sockets.WRONG_TOKEN)
 
     def refuse(self, identity: bytes, descriptor: int, error: Exception) -> None:
         """Disconnect the client with this identity; as ``Client.refuse``."""
-        expected = isinstance(error, MessageError | PermissionError)
-        text = shortened(str(error) if expected else f"{type(error).__name__}: {error}")
-        shown = None if expected else error
-        _LOG.warning("%s disconnects a client: %.1000r", self.address.url, text, exc_info=shown)
+        if isinstance(error, MessageError | PermissionError):
+            text = shortened(str(error))
+            unexpected = None
+        else:
+            text = shortened(f"{type(error).__name__}: {error}")
+            unexpected = error
+        _LOG.warning(
+            "%s disconnects a client: %.1000r", self.address.url, text, exc_info=unexpected
+        )
         if self.send(identity, {"error": text}) and identity not in self._refused:
             self._refused[identity] = descriptor
             self._refusals.append((descriptor, time.monotonic()))
@@ -189,19 +194,20 @@ class MessageServer(Closable):
         """Return a client that has disconnected or was refused, and has no messages left."""
         while self._lost:
             identity = self._lost.popleft()
-            if (client := self._clients.pop(identity, None)) is not None:
-                return client, None, []
+            if identity in self._clients:
+                return self._clients.pop(identity), None, []
             self._refused.pop(identity, None)
-        if closed := self.connections.closed:
+        closed = set(self.connections.closed)
+        if closed:
             now = time.monotonic()
-            descriptors = set(closed)
-            known = {
-                **self._refused,
-                **{own: each.descriptor for own, each in self._clients.items()},
-            }
-            suspects = [own for own, descriptor in known.items() if descriptor in descriptors]
-            # Their last messages first.
-            self._lost.extend(each for each in suspects if not self.send(each, {}))
+            descriptors = dict(self._refused)
+            for identity, client in self._clients.items():
+                descriptors[identity] = client.descriptor
+            suspects = [
+                identity for identity, descriptor in descriptors.items() if descriptor in closed
+            ]
+            # A later call returns them: their last messages come first.
+            self._lost.extend(identity for identity in suspects if not self.send(identity, {}))
             self.connections.forget_closed(now - _SUSPECT_SECONDS)
         return None
 
@@ -229,99 +235,6 @@ def _with_short_texts(value: Any) -> Any:
     """Return a header's value with shortened texts: they may quote what clients have sent."""
     if isinstance(value, str):
         return shortened(value)
-    return [_with_short_texts(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-class Connections:
-    """Watches the connections of a listening socket, in a thread.
-
-    Strangers are connections without any message yet, until their handshake fails. To keep them
-    from using up this program's file descriptors, the oldest are closed if there are more than 128.
-    An affected client reconnects.
-    """
-
-    def __init__(self, context: sockets.Context, socket: sockets.Socket) -> None:
-        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-        name = f"inproc://connections-{id(socket)}"
-        socket.monitor(name, events)
-        self._events = context.socket(zmq.PAIR)
-        self._events.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for this one
-        self._events.connect(name)
-        self._silent: dict[int, None] = {}  # file descriptors, in the order of their connections
-        self._lock = threading.Lock()
-        self._closed: dict[int, float] = {}
-        self._failed: BaseException | None = None
-        self.place: int | str = 0
-        """The port that the socket listens at, or the path of its file; 0 until it listens."""
-        self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
-        self._thread.start()
-
-    def heard(self, descriptor: int) -> None:
-        """Record a message: its sender has the token."""
-        if self._silent:
-            with self._lock:
-                self._silent.pop(descriptor, None)
-
-    @property
-    def closed(self) -> list[int]:
-        """The descriptors of the connections that were closed a short while ago."""
-        with self._lock:
-            return list(self._closed)
-
-    def forget_closed(self, before: float) -> None:
-        """Forget those that were closed before this time."""
-        with self._lock:
-            self._closed = {each: when for each, when in self._closed.items() if when >= before}
-
-    def end(self, descriptor: int, since: float) -> None:
-        """Shut a connection down, unless it is closed and another file has its descriptor."""
-        with self._lock:
-            if self._closed.get(descriptor, 0.0) < since:
-                self.shut_down(descriptor)
-
-    def check(self) -> None:
-        """Raise ``RuntimeError`` if the thread has died: nobody would notice lost clients."""
-        if self._failed is not None:
-            failed = f"{type(self._failed).__name__}: {self._failed}"
-            raise RuntimeError(
-                f"the thread that watches connections has died: {failed}"
-            ) from self._failed
-
-    def _run(self) -> None:
-        try:
-            self._watch()
-        except BaseException as error:
-            self._failed = error
-        else:
-            self._events.close()  # otherwise ZeroMQ would wait for a reader of its events
-
-    def _watch(self) -> None:
-        """Note new and closed connections; close the oldest silent ones if they are too many."""
-        while (event := recv_monitor_message(self._events))["event"] != zmq.EVENT_MONITOR_STOPPED:
-            descriptor = event["value"]
-            with self._lock:
-                self._silent.pop(descriptor, None)
-                if event["event"] == zmq.EVENT_ACCEPTED:
-                    self._silent[descriptor] = None
-                else:
-                    self._closed[descriptor] = time.monotonic()
-                # At a socket file there are no strangers.
-                if isinstance(self.place, int) and len(self._silent) > _MAX_SILENT:
-                    oldest = next(iter(self._silent))
-                    del self._silent[oldest]
-                    self.shut_down(oldest)
-
-    def shut_down(self, descriptor: int) -> None:
-        """Shut a connection down, unless it is closed and another file has its descriptor."""
-        with suppress(OSError), ExitStack() as stack:
-            copy = os.dup(descriptor)  # which stays the same file
-            stack.callback(os.close, copy)
-            connection = socket.socket(fileno=copy)  # raises for other files
-            stack.callback(connection.detach)
-            name = connection.getsockname()  # of other sockets it may be empty
-            if (name[1] if isinstance(name, tuple) else name) == self.place:
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def join(self) -> None:
-        """Wait until the thread has ended, as it does with the socket's monitor."""
-        self._thread.join()
+    if isinstance(value, list | tuple):
+        return [_with_short_texts(item) for item in value]
+    return value

@@ -25,22 +25,34 @@ Context: TypeAlias = zmq.Context[Socket]
 WRONG_TOKEN = "the token is not the server's"
 """The error of clients with another token."""
 LOOPBACK = "tcp://127.0.0.1:*"
+"""Any port of this machine, for this machine only."""
+
 PRIVATE = "ipc://"
 """The start of the addresses of socket files."""
+
 HANDSHAKE_MILLISECONDS = 10_000
+"""How long a handshake may take."""
+
 LINGER_MILLISECONDS = 2000
 """How long a client that closes its connection may take to send what is left."""
+
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+"""The events of a client's handshake that the server has refused."""
+
 _END_SECONDS = 1.0
 """How much longer than its messages may take a context may need to end."""
+
 _MAX_FRAME_BYTES = PIECE + 2**12  # encryption adds some
+
 _NEVER_MILLISECONDS = 10**9
-"""After which a client would connect again, if it were not closed. With -1 ZeroMQ drops what has
-arrived, and was not received yet, when a connection is lost."""
+"""When a client would connect again, if it were not closed.
+
+With -1 ZeroMQ drops what has arrived, and was not received yet, when a connection is lost.
+"""
 _KEEPALIVE = {
     "TCP_KEEPALIVE": 1,
     "TCP_KEEPALIVE_IDLE": 10,
@@ -71,7 +83,7 @@ def client_socket(context: Context, address: str, token: str) -> Socket:
 
 def _socket(context: Context, kind: int) -> Socket:
     socket: Socket = context.socket(kind)
-    # In all, however slowly bytes arrive.
+    # For the whole handshake, however slowly bytes arrive.
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
     for name, value in _KEEPALIVE.items():
@@ -94,7 +106,7 @@ def end(context: Context, milliseconds: int) -> None:
     closed; its thread is left behind then.
     """
     thread = threading.Thread(
-        target=context.destroy, args=(milliseconds,), name=("end of a context"), daemon=True
+        target=context.destroy, args=(milliseconds,), name="end of a context", daemon=True
     )
     try:
         thread.start()

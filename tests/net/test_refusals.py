@@ -234,7 +234,7 @@ def test_a_lost_client_is_noticed_after_many_strangers():
 
 def test_a_server_whose_connections_nobody_watches_says_so(monkeypatch):
     with MessageServer(LOOPBACK, TOKEN) as server:
-        monkeypatch.setattr("compss_train.net.server.time", None)
+        monkeypatch.setattr("compss_train.net.connections.time", None)
         with server.address.connect({"n": 1}):
             pass
         with pytest.raises(

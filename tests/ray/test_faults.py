@@ -15,6 +15,7 @@ from torch import nn
 from compss_train import DistributedTrainer, WorkerLostError
 from compss_train.callbacks import Callback
 from compss_train.engines.ray import submitter
+from compss_train.engines.ray.value import lost_error
 from tests.engines import tasks
 from tests.helpers.callbacks import CallAt
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, classification
@@ -68,7 +69,7 @@ def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
         "Memory on the node was 0.98 GB used / 1.00 GB limit Object store memory usage: [- "
         "objects spillable: 0"
     )
-    error = submitter.lost_error("task 'map_chunk'", OutOfMemoryError(text))
+    error = lost_error("task 'map_chunk'", OutOfMemoryError(text))
     assert str(error).startswith("task 'map_chunk' was ended by Ray's memory monitor")
     assert "0.98 GB used / 1.00 GB limit. Use smaller blocks" in str(error)
 

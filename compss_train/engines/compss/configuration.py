@@ -18,12 +18,20 @@ from xml.etree import ElementTree
 from compss_train.engines.nodes import Node, physical_cores
 
 NIO_ADAPTOR = "es.bsc.compss.nio.master.NIOAdaptor"
-# COMPSs's master uses the first free port from 43000 to 44000, so workers start above it. If a
-# worker's port is in use, COMPSs tries the next one after half a minute. A worker listens on all
-# addresses of its machine, so that each worker needs different ports.
+"""The class by which COMPSs's master reaches its workers."""
+
 FIRST_PORT = 44001
+"""The first port of a worker; COMPSs's master uses the first free one from 43000 to 44000."""
+
 PORTS = 10
+"""Ports of a worker.
+
+If one is in use, COMPSs tries the next one after half a minute. A worker listens on all addresses
+of its machine, so that each worker needs different ports.
+"""
+
 LAST_PORT = 65535
+
 LOWEST_PORT = 10_000
 """Registered services use lower ports."""
 LOWEST_OUTGOING_PORT = 32768
@@ -140,9 +148,11 @@ DEFAULT_HOME = Path("/opt/COMPSs")
 
 def compss_home() -> Path | None:
     """Return the folder of COMPSs, by ``COMPSS_HOME`` or by ``runcompss``; ``None`` without it."""
-    if home := os.environ.get("COMPSS_HOME"):
+    home = os.environ.get("COMPSS_HOME")
+    if home:
         return Path(home)
-    if (runcompss := shutil.which("runcompss")) is None:
+    runcompss = shutil.which("runcompss")
+    if runcompss is None:
         return None
     scripts = Path(runcompss).resolve().parents
     return scripts[3] if len(scripts) > 3 and (scripts[3] / "Runtime").is_dir() else None
@@ -249,12 +259,10 @@ def read_resources(path: Path) -> dict[str, Node]:
     for entry in _entries(path):
         units: Counter[str] = Counter()
         for processor in entry.findall("{*}Processor"):
-            kind, number = (
-                (processor.findtext(f"{{*}}{tag}") or "").strip()
-                for tag in ("Type", "ComputingUnits")
-            )
+            kind = processor.findtext("{*}Type", "").strip().upper() or "CPU"
+            number = processor.findtext("{*}ComputingUnits", "").strip()
             if number.isdecimal():
-                units[kind.upper() or "CPU"] += int(number)
+                units[kind] += int(number)
         name = entry.get("Name", "")
         nodes[name] = Node(name, units["CPU"], units["GPU"])
     return nodes

@@ -11,8 +11,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
-from compss_train.data.block import Block
-from compss_train.data.remote_block import BlockDescription, RemoteBlock, describe
+from compss_train.data.remote_block import RemoteBlock
 from compss_train.engines.base import Engine, Ref, Scope, Traits, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
@@ -36,13 +35,14 @@ class _CompssRef(Ref):
 
     def __init__(self, content: Any, dropped: deque[Any], *, external: bool) -> None:
         self.content = content
-        self.dropped = dropped
-        """The object that represents the value in the main program: a future of PyCOMPSs, or a
-        serialized value; ``None`` once it was freed."""
-        self.external = external
-        """Whether another library owns the value, so that it is neither deleted nor removed from
-        the runtime.
+        """What represents the value here: a future of PyCOMPSs, or a serialized value.
+
+        It is ``None`` once the value was freed.
         """
+        self.dropped = dropped
+        """Takes the content when this reference is gone, for the engine to free."""
+        self.external = external
+        """Whether another library owns the value, and alone deletes it."""
         self.outdated = False
         """Whether tasks have changed the value since."""
 
@@ -95,11 +95,11 @@ class CompssEngine(Engine):
         self._nodes = self.nodes()
         self._refs: weakref.WeakSet[_CompssRef] = weakref.WeakSet()
         self._dropped: deque[Any] = deque()
-        """What references that are gone have represented."""
+        """The content of references that are gone, to be freed."""
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them
         # when collected.
         self._close = weakref.finalize(
-            self, _free, self._api, self._refs, self._dropped, self._thread
+            self, _free, self._api, self._refs, dropped=self._dropped, thread=self._thread
         )
         self._close.atexit = False
         runtime.skip_destructors_at_exit()
@@ -157,10 +157,11 @@ class CompssEngine(Engine):
         in_child = resources.own_process or (timeout is not None and not gpu)
         run, *start = (run_in_child, function, timeout, gpu) if in_child else (function,)
         call, inputs = self._call(run, (*start, *args), gpu=gpu)
-        made = self._tasks.task_for(function, gpu, priority)(
-            resources.cpus, returns, call, inputs, returns=returns
-        )
-        return [self._new_ref(future) for future in ([made] if returns == 1 else made)]
+        task = self._tasks.task_for(function, gpu=gpu, priority=priority)
+        futures = task(resources.cpus, returns, call, inputs, returns=returns)
+        if returns == 1:
+            futures = [futures]
+        return [self._new_ref(future) for future in futures]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Submit an update as a COMMUTATIVE task with priority."""
@@ -174,10 +175,10 @@ class CompssEngine(Engine):
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait for one value after the other; many small ones are gathered by a task first."""
         self._check_open()
-        own = [_compss(ref) for ref in refs]
-        if small and len(own) > _MAX_SINGLE_WAITS:
-            return list(self._load(self._result_of(copy_value, own)))
-        return [self._fetch(ref) for ref in own]
+        compss_refs = [_compss(ref) for ref in refs]
+        if small and len(compss_refs) > _MAX_SINGLE_WAITS:
+            return list(self._load(self._result_of(copy_value, compss_refs)))
+        return [self._fetch(ref) for ref in compss_refs]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the coordinator's value; with a ``timeout`` wait for other values without limit.
@@ -186,14 +187,14 @@ class CompssEngine(Engine):
         updates.
         """
         self._check_open()
-        own = _compss(ref)
-        if isinstance(own.content, SerializedValue) and not own.outdated:
-            value = own.content.load()
+        compss_ref = _compss(ref)
+        if isinstance(compss_ref.content, SerializedValue) and not compss_ref.outdated:
+            value = compss_ref.content.load()
             return None if isinstance(value, Failure) else value
-        if timeout == 0 or own.outdated or own.external:
+        if timeout == 0 or compss_ref.outdated or compss_ref.external:
             return None
         try:
-            return self._fetch(own)
+            return self._fetch(compss_ref)
         except Exception:  # raised by the task that computes it
             return None
 
@@ -212,12 +213,12 @@ class CompssEngine(Engine):
 
     def free(self, refs: Sequence[Ref]) -> None:
         """Free the values of this engine, once all submitted tasks have read them."""
-        for own in refs:
-            if isinstance(own, _CompssRef) and own.content is not None:
-                if not own.external:
-                    self._api.compss_delete_object(own.content)
-                own.content = None
-                own.external = True
+        for ref in refs:
+            if isinstance(ref, _CompssRef) and ref.content is not None:
+                if not ref.external:
+                    self._api.compss_delete_object(ref.content)
+                ref.content = None
+                ref.external = True
 
     def _cancel(self, scope: Scope) -> None:
         """Wait for all tasks of the application."""
@@ -243,9 +244,13 @@ class CompssEngine(Engine):
             inputs.append(_compss(ref).content)
             return Placeholder(first + len(inputs) - 1)
 
-        return SerializedValue.of(
-            Call(function, map_refs(args, placeholder), gpu, self._scope.settings)
-        ), inputs
+        call = Call(
+            function=function,
+            args=map_refs(args, placeholder),
+            gpu=gpu,
+            settings=self._scope.settings,
+        )
+        return SerializedValue.of(call), inputs
 
     def _fetch(self, ref: _CompssRef) -> Any:
         # Waiting for it would remove it from the runtime, and its owner would lose it.
@@ -270,9 +275,7 @@ class CompssEngine(Engine):
     def _wait(self, future: Any) -> Any:
         try:
             value = self._api.compss_wait_on(future, mode="r")
-        except (
-            Exception
-        ) as error:  # from reading the empty file that COMPSs writes for a lost result
+        except Exception as error:  # COMPSs has written an empty file, as for all lost results
             raise runtime.lost_task_error() from error
         if value is None:
             raise runtime.lost_task_error()
@@ -286,7 +289,8 @@ class CompssEngine(Engine):
         return value
 
     def _check_thread(self, owner: threading.Thread) -> None:
-        if (caller := threading.current_thread()) is not owner:
+        caller = threading.current_thread()
+        if caller is not owner:
             raise RuntimeError(
                 f"the compss engine belongs to the thread {owner.name!r}, and {caller.name!r} "
                 "called it: PyCOMPSs serves one thread. Run one fit after the other in that "
@@ -307,10 +311,14 @@ def copy_value(value: Any) -> Any:
 
 
 def _free(
-    api: ModuleType, refs: weakref.WeakSet[_CompssRef], gone: deque[Any], thread: threading.Thread
+    api: ModuleType,
+    refs: weakref.WeakSet[_CompssRef],
+    *,
+    dropped: deque[Any],
+    thread: threading.Thread,
 ) -> None:
     if threading.current_thread() is thread:  # only this thread may call the runtime
-        for content in [*gone, *(ref.content for ref in refs if not ref.external)]:
+        for content in [*dropped, *(ref.content for ref in refs if not ref.external)]:
             api.compss_delete_object(content)
 
 
@@ -320,34 +328,3 @@ def _compss(ref: Ref) -> _CompssRef:
     if ref.content is None:
         raise TaskCancelledError
     return ref
-
-
-class CompssBlock(RemoteBlock):
-    """A block that is a future of PyCOMPSs."""
-
-    home: ClassVar[str] = CompssEngine.name
-
-    def __init__(self, future: object, description: BlockDescription, owner: object = None) -> None:
-        super().__init__(*description)
-        self.future = future
-        self.owner = owner
-        """The object that deletes the future when it is collected; this block keeps it alive."""
-
-    def load(self) -> Block:
-        """Wait for the value and return a copy; the future still belongs to its owner."""
-        engine = CompssEngine()
-        block: Block = engine.fetch([engine.publish(self)])[0]
-        return block
-
-
-def future_blocks(futures: Sequence[object], owner: object = None) -> list[CompssBlock]:
-    """Return futures as blocks.
-
-    Tasks determine the dtypes and shapes; the values stay where they are.
-
-    ``owner`` is kept alive with each block.
-    """
-    engine = CompssEngine()
-    refs = [engine.submit(describe, engine.reference(future)) for future in futures]
-    pairs = zip(futures, engine.fetch(refs, small=True), strict=True)
-    return [CompssBlock(future, description, owner) for future, description in pairs]

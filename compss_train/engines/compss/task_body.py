@@ -80,10 +80,9 @@ def _prepare_worker() -> None:
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
     with bound_resources(cpus, call.gpu):
-        made = calls.results_of(
-            call.function, calls.filled(call.args, values), results, call.settings
-        )
-    return [SerializedValue.of(item) for item in made]
+        args = calls.filled(call.args, values)
+        outputs = calls.results_of(call.function, args, results, settings=call.settings)
+    return [SerializedValue.of(output) for output in outputs]
 
 
 def _load_input(item: Any) -> Any:
@@ -112,11 +111,13 @@ def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
     that task's cores, which may now belong to another task.
     """
     cores = {int(core) for core in os.environ.get("COMPSS_BINDED_CPUS", "").split(",") if core}
-    for thread in os.listdir("/proc/self/task") if cores and cpus > 1 else ():
-        with suppress(OSError):  # the thread has just ended
-            os.sched_setaffinity(int(thread), cores)
-    if gpu and (devices := os.environ.get("COMPSS_BINDED_GPUS")) is not None:
-        # Else it binds nothing, and the user's CUDA_VISIBLE_DEVICES applies.
+    if cores and cpus > 1:
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(OSError):  # the thread has just ended
+                os.sched_setaffinity(int(thread), cores)
+    devices = os.environ.get("COMPSS_BINDED_GPUS")
+    # Where COMPSs binds none, the user's CUDA_VISIBLE_DEVICES applies.
+    if gpu and devices is not None:
         calls.select_gpu(devices, "COMPSs")
     with calls.intra_op_threads(cpus):
         yield

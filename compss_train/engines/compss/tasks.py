@@ -28,7 +28,7 @@ Task = Callable[..., Any]
 _ONE_GPU = {"processors": [{"processorType": "GPU", "computingUnits": "1"}]}
 
 
-def _decorated(name: str, body: Task, gpu: bool, **options: Any) -> Task:
+def _decorated(name: str, body: Task, *, gpu: bool, **options: Any) -> Task:
     body.__name__ = body.__qualname__ = name
     directed = task(call=IN_DELETE, inputs=COLLECTION_IN, returns=1, **options)(body)
     resources = _ONE_GPU if gpu else {}
@@ -42,7 +42,7 @@ def _task(name: str, *, gpu: bool = False, priority: bool = False) -> Task:
     def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any]) -> Any:
         return run_task(results, cpus, call, inputs)
 
-    return _decorated(name, body, gpu, priority=priority)
+    return _decorated(name, body, gpu=gpu, priority=priority)
 
 
 def _commute(
@@ -51,14 +51,14 @@ def _commute(
     return run_update(cpus, call, target, inputs)
 
 
-commute = _decorated("commute", _commute, False, target=COMMUTATIVE, priority=True)
+commute = _decorated("commute", _commute, gpu=False, target=COMMUTATIVE, priority=True)
 _TASKS = {name: _task(name) for name in (*ON_GPUS, *OTHERS)}
 _TASKS |= {name: _task(name, priority=True) for name in (*FIRST, "run_first")}
 _TASKS |= {f"{name}_gpu": _task(f"{name}_gpu", gpu=True) for name in ON_GPUS}
 globals().update(_TASKS)  # where PyCOMPSs finds them
 
 
-def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
+def task_for(function: Callable[..., Any], *, gpu: bool, priority: bool) -> Task:
     """Return the task that runs a function, chosen by the function's name."""
     name = task_name(function)
     if gpu:

@@ -47,7 +47,8 @@ class LocalEngine(GraphEngine):
     def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
         check_count("processes", processes)
         super().__init__()
-        self.processes = self.cpus = 0
+        self.processes = 0
+        self.cpus = 0
         self.threads = check_count("threads", threads)
         self._widest = 1
         """The most CPUs that a task has asked for."""
@@ -60,8 +61,15 @@ class LocalEngine(GraphEngine):
                 self._starter = Starter(serve, threads, preload)
                 self._scheduler = Scheduler(self._folders.paths, self._processes)
                 self._graph = self._scheduler.graph
-                own = self._scheduler, self._processes, self._starter, self._folders
-                self.end = weakref.finalize(self, _shut_down, *own, os.getpid())
+                self.end = weakref.finalize(
+                    self,
+                    _shut_down,
+                    self._scheduler,
+                    self._processes,
+                    self._starter,
+                    self._folders,
+                    owner=os.getpid(),
+                )
                 undo.callback(self.end)
                 self._grow(processes, processes * threads)
             undo.pop_all()
@@ -154,8 +162,9 @@ class LocalEngine(GraphEngine):
         cpus = max(0, cpus)
         added = []
         for _ in range(processes):
-            added.append(WorkerProcess(self._starter, self._folders.paths))
-            self._processes.append(added[-1])
+            process = WorkerProcess(self._starter, self._folders.paths)
+            added.append(process)
+            self._processes.append(process)
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
@@ -166,6 +175,7 @@ def _shut_down(
     processes: list[WorkerProcess],
     starter: Starter,
     folders: store.StoreFolders,
+    *,
     owner: int,
 ) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
@@ -197,11 +207,11 @@ def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool,
     devices that it was started with.
     """
     threads = torch.get_num_threads()
-    with (
-        LocalEngine(1, threads, _TASKS)
-        if gpu
-        else contextlib.nullcontext(kept_child(threads)) as engine
-    ):
+    if gpu:
+        child: contextlib.AbstractContextManager[LocalEngine] = LocalEngine(1, threads, _TASKS)
+    else:
+        child = contextlib.nullcontext(kept_child(threads))
+    with child as engine:
         published = [engine.publish(argument) for argument in args]
         with engine.scope(watched=timeout is not None, timeout=timeout):
             return engine.fetch(

@@ -86,14 +86,17 @@ class Scheduler(GraphThread):
             self._processes.remove(slowest)
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
-        cpus = task.resources.cpus
-        settings = task.scope.settings
         sent = SentTask(
-            task.function, task.stored_args(), _file_names(task), self._folders, cpus, settings
+            function=task.function,
+            args=task.stored_args(),
+            outputs=_file_names(task),
+            folders=self._folders,
+            cpus=task.resources.cpus,
+            settings=task.scope.settings,
         )
         future = process.submit(sent)
-        self._free_cpus -= cpus
-        self._running[task] = process, future
+        self._free_cpus -= task.resources.cpus
+        self._running[task] = (process, future)
         self._watch.started(task, process)
         future.add_done_callback(lambda done: self.post(self._finish, task, process, done))
 
@@ -116,10 +119,14 @@ class Scheduler(GraphThread):
             self._run_again(task, error)
         elif error is not None:
             self.graph.fail(task, error)
-        elif isinstance(result := future.result(), calls.Failure):
-            self.graph.fail(task, result.exception())
         else:
-            self.graph.complete(task, result)
+            self._take_answer(task, future.result())
+
+    def _take_answer(self, task: Task, answer: Answer) -> None:
+        if isinstance(answer, calls.Failure):
+            self.graph.fail(task, answer.exception())
+        else:
+            self.graph.complete(task, answer)
 
     def _use_when_ready(self, process: WorkerProcess) -> None:
         """Use a process once it has started: until then tasks wait for any other idle process."""
@@ -134,9 +141,9 @@ class Scheduler(GraphThread):
         task.deaths += 1
         name = calls.name_of(task.function)
         reason = error.args[0]
-        # Which comes each time.
-        last = task.deaths == calls.MAX_RUNS or "device-side assert" in reason
-        if last and isinstance(error, BrokenGpuError):
+        # An assertion of a kernel fails in each run.
+        is_last = task.deaths == calls.MAX_RUNS or "device-side assert" in reason
+        if is_last and isinstance(error, BrokenGpuError):
             self.graph.fail(task, error.args[1].exception())
             return
         if task.deaths < calls.MAX_RUNS:
@@ -146,18 +153,21 @@ class Scheduler(GraphThread):
             task.timed_out = False
             self.graph.requeue(task)
             return
-        lost = (
-            f"task {name!r} was running {calls.MAX_RUNS} times, and the last time its process "
-            "was ended because it reported no batch for worker_timeout seconds; give more of "
-            "them than the slowest batch takes, or find out where it hangs: warnings show the "
-            "stack of a task that is left alone"
-            if task.timed_out
-            else f"task {name!r} was running {calls.MAX_RUNS} times when a process died, the "
-            f"last time with {reason or 'an unknown exit code'}. If the system killed it "
-            "(SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer "
-            "workers."
-        )
-        self.graph.fail(task, WorkerLostError(lost))
+        if task.timed_out:
+            text = (
+                f"task {name!r} was running {calls.MAX_RUNS} times, and the last time its process "
+                "was ended because it reported no batch for worker_timeout seconds; give more of "
+                "them than the slowest batch takes, or find out where it hangs: warnings show the "
+                "stack of a task that is left alone"
+            )
+        else:
+            text = (
+                f"task {name!r} was running {calls.MAX_RUNS} times when a process died, the "
+                f"last time with {reason or 'an unknown exit code'}. If the system killed it "
+                "(SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer "
+                "workers."
+            )
+        self.graph.fail(task, WorkerLostError(text))
 
 
 def _file_names(task: Task) -> tuple[str, ...]:

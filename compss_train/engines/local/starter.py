@@ -65,7 +65,7 @@ class Starter:
         process.
         """
         self._processes: dict[int, LokyProcess] = {}
-        """By their ids: the fork server, or all processes that were started anew."""
+        """The fork server, or all processes that were started anew, by their ids."""
 
     def start(self, heartbeat: str) -> Connection:
         """Start a process, without waiting for its imports; return the connection to it.
@@ -92,19 +92,23 @@ class Starter:
                     self._start_anew(_fork_on_request, requests)
 
     def _start_anew(self, target: Callable[..., None], *args: object) -> None:
-        args = (os.getpid(), self._preload, self._serve, *args)
         # A daemon, as the program must not wait for its end before it ends the engine.
-        process = LokyProcess(target=target, args=args, env=self._environment, daemon=True)
+        process = LokyProcess(
+            target=target,
+            args=(os.getpid(), self._preload, self._serve, *args),
+            env=self._environment,
+            daemon=True,
+        )
         resource_tracker.ensure_running()  # which loky starts otherwise, and unblocks the signal
-        here = multiprocessing.current_process()
-        is_daemon = here.daemon
+        this_process = multiprocessing.current_process()
+        is_daemon = this_process.daemon
         with interrupts_deferred():
             # Daemons, such as those of a pool, may have no children; ours end with them.
-            here.daemon = False
+            this_process.daemon = False
             try:
                 process.start()
             finally:
-                here.daemon = is_daemon
+                this_process.daemon = is_daemon
             self._processes[process.pid] = process
 
     def send_signal(self, pid: int, number: signal.Signals) -> None:
@@ -112,16 +116,19 @@ class Starter:
         with self._lock, suppress(ConnectionError):
             if self._server is not None:
                 self._server.send(pickle.dumps((pid, number)))
-            elif (process := self._processes.get(pid)) and process.is_alive():
+                return
+            process = self._processes.get(pid)
+            if process is not None and process.is_alive():
                 os.kill(pid, number)
 
     def why_ended(self, pid: int) -> str:
         """Return why a process without a fork server has ended; empty if that is unknown."""
         with self._lock:
-            if process := self._processes.get(pid):
-                process.join(_END_SECONDS)
-                return _described(process.exitcode)
-        return ""
+            process = self._processes.get(pid)
+            if process is None:
+                return ""
+            process.join(_END_SECONDS)
+            return _described(process.exitcode)
 
     def stop(self) -> None:
         """End all processes."""
@@ -145,8 +152,9 @@ def _described(code: int | None) -> str:
     """Return what an exit code says, such as ``SIGKILL(-9)``."""
     if code is None:
         return ""
-    known = -code in {*signal.Signals}  # which lacks most real-time signals
-    return f"{signal.Signals(-code).name}({code})" if known else f"exit code {code}"
+    if -code in {*signal.Signals}:  # which lacks most real-time signals
+        return f"{signal.Signals(-code).name}({code})"
+    return f"exit code {code}"
 
 
 def _import_and_serve(
@@ -188,8 +196,8 @@ def _fork_on_request(
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         inherited: list[Any] = [requests, child_ended, waker, *children.values()]
-        for each in inherited:
-            each.close()
+        for connection_of_server in inherited:
+            connection_of_server.close()
         np.random.seed()  # or all processes would draw the same numbers
         threading.Thread(target=_end_with, args=(server,), daemon=True).start()
         serve(connection, path)
@@ -227,7 +235,8 @@ def _fork_on_request(
 
 def _forked(function: Callable[..., None], *args: object) -> int:
     """Call a function in a fork of this process; return the fork's id."""
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         return pid
     code = 1
     try:

@@ -16,6 +16,8 @@ from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
 _QUIET = "ignore:resource_tracker"
+"""A filter of warnings for the process of loky's resource tracker."""
+
 MAX_INLINE_BYTES = 32 * 1024
 """Values up to this size travel in messages instead of in files."""
 
@@ -62,18 +64,20 @@ def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> 
         try:
             with open(path, "wb", buffering=0) as file:
                 for chunk in chunks:
-                    rest = chunk.cast("B") if chunk.ndim != 1 or chunk.format != "B" else chunk
-                    while rest.nbytes:
-                        rest = rest[os.write(file.fileno(), rest) :]
+                    is_flat = chunk.ndim == 1 and chunk.format == "B"
+                    unwritten = chunk if is_flat else chunk.cast("B")
+                    while unwritten.nbytes:
+                        size = os.write(file.fileno(), unwritten)
+                        unwritten = unwritten[size:]
             return path
         except BaseException as error:
             discard(path)
             if not isinstance(error, OSError):
                 raise
             if folder == folders[-1]:
-                size = f"{sum(chunk.nbytes for chunk in chunks):,} bytes"
+                size = sum(chunk.nbytes for chunk in chunks)
                 error.add_note(
-                    f"{size} had to be written to one of {', '.join(folders)}; make "
+                    f"{size:,} bytes had to be written to one of {', '.join(folders)}; make "
                     "room for them there"
                 )
                 raise
@@ -105,7 +109,7 @@ class StoreFolders:
 
     def create(self) -> None:
         """Create the folders; ``remove`` may be called even if this was interrupted."""
-        # Those of the tracker, which removes folders as it should if this is killed.
+        # The tracker would warn of folders that it removes, as it should if this is killed.
         sys.warnoptions.append(_QUIET)
         try:
             resource_tracker.ensure_running()

@@ -85,14 +85,13 @@ def run(pickled: bytes) -> Answer | BrokenGpuError:
         return [store(item, name, folders) for item, name in zip(results, outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(outputs, folders)
-        if isinstance(error, RuntimeError) and (
-            found := re.search("(CUDA|HIP) error: .*", str(error))
-        ):
+        gpu_error = re.search("(CUDA|HIP) error: .*", str(error))
+        if isinstance(error, RuntimeError) and gpu_error:
             error.add_note(
                 "num_gpu=0 shows whether the network or its data are at fault; else "
                 "look at the GPU."
             )
-            return BrokenGpuError(found[0], calls.Failure.of(error))
+            return BrokenGpuError(gpu_error[0], calls.Failure.of(error))
         return calls.Failure.of(error)
 
 
@@ -104,10 +103,10 @@ class WorkerProcess(WatchedProcess):
 
     def __init__(self, starter: Starter, folders: Sequence[str]) -> None:
         self._starter = starter
-        space = [memoryview(bytes(liveness.SIZE))]  # found now, or never missing later
-        self.heartbeat = liveness.Heartbeat(
-            written(space, f"{secrets.token_hex(4)}-heartbeat", folders)
-        )
+        # Its space is written now, so that it cannot be missing later.
+        empty = [memoryview(bytes(liveness.SIZE))]
+        heartbeat_path = written(empty, f"{secrets.token_hex(4)}-heartbeat", folders)
+        self.heartbeat = liveness.Heartbeat(heartbeat_path)
         """What its tasks report."""
         self.speed = 0.0
         """Samples a second of its last task that trained; 0 before the first."""
@@ -146,7 +145,7 @@ class WorkerProcess(WatchedProcess):
 
     def submit(self, sent: SentTask) -> Future[Answer]:
         """Send a task to the process, or to a new one if it died while it was idle."""
-        self._task_start = time.monotonic(), self.heartbeat.samples
+        self._task_start = (time.monotonic(), self.heartbeat.samples)
         if self._connection.poll():
             self.restart()
         future: Future[Answer] = self._in_thread(lambda: self._exchange(cloudpickle.dumps(sent)))
@@ -172,9 +171,10 @@ class WorkerProcess(WatchedProcess):
 
     def measure_speed(self) -> None:
         """Measure the speed of the task that has just ended, if it has trained anything."""
-        began, before = self._task_start
-        if trained := self.heartbeat.samples - before:
-            self.speed = trained / (time.monotonic() - began)
+        start, samples_at_start = self._task_start
+        samples = self.heartbeat.samples - samples_at_start
+        if samples:
+            self.speed = samples / (time.monotonic() - start)
 
     def _send(self, number: signal.Signals) -> None:
         self._starter.send_signal(self.pid, number)

@@ -52,9 +52,10 @@ class RayEngine(GraphEngine):
     def __init__(self, modules: Sequence[str | ModuleType] = ()) -> None:
         super().__init__()
         RayEngine._leave = cluster.join(modules) or RayEngine._leave
-        # It imports ray, which need not be installed.
+        # These modules import ray, which need not be installed.
+        value = importlib.import_module("compss_train.engines.ray.value")
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
-        self._put: Callable[[SerializedValue], Stored] = submitter.RayValue.put
+        self._put: Callable[[SerializedValue], Stored] = value.RayValue.put
         self._scheduler = submitter.Submitter()
         self._graph = self._scheduler.graph
         RayEngine._engines += 1
@@ -73,12 +74,9 @@ class RayEngine(GraphEngine):
     def default_workers(cls, threads: int) -> int:
         """Return how many tasks of ``threads`` threads fit on the nodes."""
         nodes = cls.nodes()
-        alone = len(nodes) == 1 and nodes[0].name == "localhost"
-        return (
-            super().default_workers(threads)
-            if alone
-            else max(1, sum(node.cpus // threads for node in nodes))
-        )
+        if len(nodes) == 1 and nodes[0].name == "localhost":
+            return super().default_workers(threads)
+        return max(1, sum(node.cpus // threads for node in nodes))
 
     def _store(self, value: object) -> Stored:
         """Put the value into the object store of the coordinator's node."""
@@ -92,9 +90,9 @@ class RayEngine(GraphEngine):
     def keep(self, refs: Sequence[Ref]) -> None:
         """Fetch the values and put them again, unless that was done a moment ago."""
         self._check_open()
-        self._post(
-            self._scheduler.keep, [own.value for own in map(self._own, refs) if own.updates is None]
-        )
+        graph_refs = [self._own(ref) for ref in refs]
+        values = [ref.value for ref in graph_refs if ref.updates is None]
+        self._post(self._scheduler.keep, values)
 
     def slots(self, resources: Resources) -> int:
         """Return how many such tasks fit on the nodes that are there now."""
@@ -110,7 +108,7 @@ class RayEngine(GraphEngine):
         check_room(
             tasks,
             [*self._scheduler.nodes.values()],
-            ("let more nodes join (ray start --address=...)"),
+            "let more nodes join (ray start --address=...)",
         )
         self._scheduler.await_room(sum(task.cpus for task in tasks))
 

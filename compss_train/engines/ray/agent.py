@@ -44,7 +44,8 @@ LOOK_SECONDS = 1.0
 FITS = 100
 """Number of fits whose longest silence an agent remembers."""
 
-_NEW = ".new"
+_UNFINISHED = ".new"
+"""The suffix of the file of a heartbeat until it has been written."""
 
 
 def load(value: SerializedValue) -> Any:
@@ -75,10 +76,12 @@ def run_task(
         function, args, settings = call.load()
         args = calls.filled(args, [load(value) for value in inputs])
         with _reporting(f"task {calls.name_of(function)!r}", watched), calls.intra_op_threads(cpus):
-            if gpus := ray.get_gpu_ids():
+            gpus = ray.get_gpu_ids()
+            if gpus:
                 calls.select_gpu(str(gpus[0]), "Ray")
-            made = calls.results_of(function, args, results, settings)
-            return [*map(SerializedValue.of, made), ray.get_runtime_context().get_node_id()]
+            outputs = calls.results_of(function, args, results, settings=settings)
+            serialized = [SerializedValue.of(output) for output in outputs]
+            return [*serialized, ray.get_runtime_context().get_node_id()]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         return [*[None] * results, calls.Failure.of(error)]
 
@@ -102,8 +105,9 @@ def _heartbeat() -> liveness.Heartbeat:
     process = psutil.Process()
     path = _folder() / f"{process.pid}-{process.create_time()}"
     write_stacks(str(path))
-    (new := path.with_suffix(_NEW)).write_bytes(bytes(liveness.SIZE))
-    return liveness.Heartbeat(str(new.rename(path)))
+    unfinished = path.with_suffix(_UNFINISHED)
+    unfinished.write_bytes(bytes(liveness.SIZE))
+    return liveness.Heartbeat(str(unfinished.rename(path)))
 
 
 def _folder() -> Path:
@@ -209,7 +213,8 @@ class Agent:
     def _look(self) -> None:
         """Find processes that have started, died, or begun or ended a task."""
         for path in _folder().iterdir():
-            if path.suffix not in (_NEW, STACK_SUFFIX) and path.name not in self._processes:
+            is_heartbeat = path.suffix not in (_UNFINISHED, STACK_SUFFIX)
+            if is_heartbeat and path.name not in self._processes:
                 self._processes[path.name] = _Process(path)
         for name, process in list(self._processes.items()):
             alive = process.alive()
@@ -219,19 +224,20 @@ class Agent:
                 process.watching = watching
                 self._watch.started(process, process)
             if not alive:
-                if process.heartbeat.doing and not process.timed_out:
-                    lost = (
-                        f"process {process.pid} on {socket.gethostname()} died during "
-                        f"{process.heartbeat.doing}"
-                    )
-                    say(
-                        f"{lost}, which runs again unless its fit has ended, at most "
-                        f"{calls.MAX_RUNS} times in all"
-                    )
-                self._samples += process.heartbeat.samples
-                del self._processes[name]
-                process.path.unlink(missing_ok=True)
-                process.stack_path.unlink(missing_ok=True)
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Forget a process that has died, and say so if it was running a task."""
+        process = self._processes.pop(name)
+        if process.heartbeat.doing and not process.timed_out:
+            say(
+                f"process {process.pid} on {socket.gethostname()} died during "
+                f"{process.heartbeat.doing}, which runs again unless its fit has ended, at most "
+                f"{calls.MAX_RUNS} times in all"
+            )
+        self._samples += process.heartbeat.samples
+        process.path.unlink(missing_ok=True)
+        process.stack_path.unlink(missing_ok=True)
 
     def _watching(self, process: _Process) -> Watching | None:
         """Return how the task that a process runs is watched."""
@@ -239,7 +245,8 @@ class Agent:
         if not fit:
             return None
         if fit not in self._fits:
-            self._fits = dict([*self._fits.items()][1 - FITS :]) | {
-                fit: Watching(timeout=timeout or None)
-            }
+            self._fits[fit] = Watching(timeout=timeout or None)
+            while len(self._fits) > FITS:
+                oldest = next(iter(self._fits))
+                del self._fits[oldest]
         return self._fits[fit]

@@ -18,18 +18,22 @@ ADDRESS = "RAY_ADDRESS"
 """Environment variable with a cluster's address: host:port, or ``auto`` for one on this machine."""
 
 TOKEN = "RAY_AUTH_TOKEN"
+"""Environment variable with a cluster's token, where Ray looks for it first."""
+
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+"""Environment variable with the path of a file with the token, where Ray looks second."""
+
 TOKEN_FILE = "~/.ray/auth_token"
-"""Where Ray looks for a cluster's token, in this order: variables with it, or with the path of a
-file; a file.
-"""
+"""The file where Ray looks for the token last."""
 
 _CONNECT_SECONDS = 10.0
-_OURS = "127.0.0.2"
+
+_LOCAL_ADDRESS = "127.0.0.2"
 """The address of a cluster that we start, for this machine only.
 
 Ray replaces 127.0.0.1 by a public address.
 """
+
 _SETTINGS = {
     "task_oom_retries": 3,  # as many as of tasks whose process dies; Ray's is no limit
     "worker_niceness": 0,  # as that of the program, like processes of the local engine
@@ -40,6 +44,7 @@ A cluster that others have started gets none: a setting of one end of a connecti
 it. With a keepalive that only the program knows, for example, servers take its pings for an attack,
 and close connections.
 """
+
 LAST_WORDS = """
 import socket, sys
 host, port, text = sys.argv[1:]
@@ -50,8 +55,11 @@ if not sys.stdin.read():
         sys.stderr.write(text)
 """
 """A program that prints a text if its input ends without one and nobody answers at an address."""
+
 _MODE = "RAY_AUTH_MODE"
-_OWN_VARIABLES = (TOKEN, _MODE, "RAY_USAGE_STATS_ENABLED")
+"""Environment variable that says whether Ray uses tokens."""
+
+_OUR_VARIABLES = (TOKEN, _MODE, "RAY_USAGE_STATS_ENABLED")
 """What Ray or we set in the environment for our own cluster; other clusters must not see it."""
 
 
@@ -83,8 +91,8 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
     if ray.is_initialized():
         return None
     environment: dict[str, Any] = {"py_modules": list(modules)} if modules else {}
-    if names := os.environ.get(FOLDER_MODULES):
-        environment["env_vars"] = {FOLDER_MODULES: names}
+    if os.environ.get(FOLDER_MODULES):
+        environment["env_vars"] = {FOLDER_MODULES: os.environ[FOLDER_MODULES]}
     options = {"runtime_env": environment or None, "logging_level": "ERROR"}
     if address:
         _check_reachable(address)
@@ -94,11 +102,11 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
-        # Ray's own text, of one that it caught.
+        # A ConnectionError has Ray's text of the error that it caught.
         if "AuthenticationError" not in f"{error!r} {error.__cause__}":
             raise
-        found = not isinstance(error, ray.exceptions.AuthenticationError)
-        raise ConnectionError(f"{ADDRESS}={address}: {_refusal(found)}") from error
+        has_token = not isinstance(error, ray.exceptions.AuthenticationError)
+        raise ConnectionError(f"{ADDRESS}={address}: {_refusal(has_token=has_token)}") from error
     return _with_last_words(ray)
 
 
@@ -108,7 +116,8 @@ def _with_last_words(ray: ModuleType) -> Callable[[], None]:
     If the head is lost, Ray ends the program without any exception, and this process says what to
     do.
     """
-    host, _, port = (address := ray.get_runtime_context().gcs_address).rpartition(":")
+    address = ray.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
     text = (
         f"compss_train: the head of the Ray cluster at {address} is lost, and Ray ended this "
         "program. Start both again; fit(resume=True) continues from the newest checkpoint: "
@@ -136,7 +145,7 @@ def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
 
     def end() -> None:
         ray.shutdown()
-        restore(*_OWN_VARIABLES)
+        restore(*_OUR_VARIABLES)
 
     # Ray asks for a token by default, and would write one into the home directory, where others may
     # read it.
@@ -145,9 +154,15 @@ def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
     # Processes find what this one finds.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     settings = {name: value for name, value in _SETTINGS.items() if f"RAY_{name}" not in before}
-    options |= {"num_cpus": cores(), "include_dashboard": False, "_node_ip_address": _OURS}
     try:
-        ray.init(address="local", _system_config=settings, **options)
+        ray.init(
+            address="local",
+            num_cpus=cores(),
+            include_dashboard=False,
+            _node_ip_address=_LOCAL_ADDRESS,
+            _system_config=settings,
+            **options,
+        )
     except BaseException:
         end()
         raise
@@ -156,17 +171,18 @@ def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
     return end
 
 
-def _refusal(found: bool) -> str:
-    """Return why a cluster refuses this program, which has ``found`` a token, and what to do."""
+def _refusal(*, has_token: bool) -> str:
+    """Return why a cluster refuses this program, with or without a token, and what to do."""
     if os.environ.get(_MODE, "").lower() != "token":
-        why = f"the cluster asks for a token, and {_MODE}=token is not set here"
-    elif found:
-        place = next((name for name in (TOKEN, TOKEN_PATH) if os.environ.get(name)), TOKEN_FILE)
-        why = f"the cluster refuses the token in {place}, which is not the one of its nodes"
+        reason = f"the cluster asks for a token, and {_MODE}=token is not set here"
+    elif has_token:
+        variables = [name for name in (TOKEN, TOKEN_PATH) if os.environ.get(name)]
+        source = variables[0] if variables else TOKEN_FILE
+        reason = f"the cluster refuses the token in {source}, which is not the one of its nodes"
     else:
-        why = f"{_MODE}=token, but the token is missing here"
+        reason = f"{_MODE}=token, but the token is missing here"
     return (
-        f"{why}. Set {_MODE}=token, and put the token with which the nodes were started in "
+        f"{reason}. Set {_MODE}=token, and put the token with which the nodes were started in "
         f"{TOKEN}, in the file that {TOKEN_PATH} names, or in {TOKEN_FILE}; Ray takes the first "
         "one that it finds"
     )
@@ -187,11 +203,12 @@ def _check_reachable(address: str) -> None:
 
 def nodes_by_id() -> dict[str, Node]:
     """Return the nodes that are alive, by their ids."""
-    return {
-        node["NodeID"]: Node(
-            node["NodeManagerAddress"],
-            *(int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")),
-        )
-        for node in import_ray().nodes()
-        if node["Alive"]
-    }
+    nodes = {}
+    for node in import_ray().nodes():
+        if node["Alive"]:
+            nodes[node["NodeID"]] = Node(
+                node["NodeManagerAddress"],
+                cpus=int(node["Resources"].get("CPU", 0)),
+                gpus=int(node["Resources"].get("GPU", 0)),
+            )
+    return nodes

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as NodeAffinity
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as PlacementGroup
 
@@ -20,64 +19,24 @@ from compss_train.engines.codec import SerializedValue
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.nodes import Node
 from compss_train.engines.ray import agent, cluster
+from compss_train.engines.ray.value import Lineage, RayValue, lost_error
 from compss_train.engines.task_graph import Task, Value
 from compss_train.engines.watch import say
-from compss_train.exceptions import WorkerLostError
 
 NODES_SECONDS = 5.0
 """Seconds between looks for nodes that have joined or left."""
 
 KEEP_SECONDS = 2.0
+"""Least seconds between two times when values are kept."""
+
 KEEP_SHARE = 0.05
-"""Values are kept at most so often, and in at most this share of the time."""
+"""Largest share of the time in which values are kept."""
 
 ROOM_SECONDS = 10.0
 """Seconds that the first task waits for free CPUs until the program says so, or gives up."""
 
 ANY_CPUS = 10**9
 """Ray has the tasks that are ready, and starts those that fit on its nodes."""
-
-Lineage: TypeAlias = tuple[Any, ...]
-"""The objects from which Ray makes a value again whose node is lost, as nested tuples."""
-
-
-@dataclass(eq=False, slots=True)
-class RayValue:
-    """A value in Ray's object store.
-
-    Ray remembers by which tasks it was made, to make it again. But Ray frees an object that was put
-    when nobody has a reference to it, and could not put it again, so ``lineage`` has those
-    references.
-    """
-
-    ref: Any
-    node: str
-    lineage: Lineage
-    by_worker: bool = False
-    """Whether a worker's task has made it, as its parameters and state."""
-
-    @classmethod
-    def put(cls, value: SerializedValue) -> "RayValue":
-        """Store a value where the coordinator is."""
-        ref = ray.put(value)
-        return cls(ref, ray.get_runtime_context().get_node_id(), (ref,))
-
-    def load(self) -> Any:
-        """Return the value; large arrays are read-only views of shared memory."""
-        try:
-            return agent.load(ray.get(self.ref))
-        except RayError as error:
-            raise lost_error("a value", error) from error
-
-    def keep(self) -> None:
-        """Put the value here: from now on nothing that it was made from is needed."""
-        self.ref = ray.put(ray.get(self.ref))
-        self.lineage = (self.ref,)
-
-    def discard(self) -> None:
-        """Drop the references."""
-        self.ref = None
-        self.lineage = ()
 
 
 class Submitter(GraphThread):
@@ -115,13 +74,15 @@ class Submitter(GraphThread):
         self._has_room = False
         """Whether the first tasks need not wait for room."""
         self._next_look = 0.0
+        """When to look for nodes again."""
         self._running: dict[Task, Any] = {}
         """The last result of each running task: its node, or a failure."""
         self._wanted: set[Value] = set()
         """Values to be kept that are not available yet."""
-        self._kept = -math.inf
+        self._kept_at = -math.inf
+        """When values were kept last."""
         self._keep_seconds = 0.0
-        """When values were kept last, and how long that took."""
+        """How long that took."""
         self._look_for_nodes()
         self._thread.start()
 
@@ -134,12 +95,11 @@ class Submitter(GraphThread):
         return answers
 
     def _call(self, nodes: Container[str], method: str, *args: Any) -> list[Any]:
-        # In one step, as the engine's own thread adds agents, and the end of the engine removes
-        # them.
-        agents = [agent for node, agent in list(self.agents.items()) if node in nodes]
+        # A copy: the engine's own thread adds agents, and the end of the engine removes them.
+        agents = [actor for node, actor in list(self.agents.items()) if node in nodes]
         return [
-            getattr(each, method).options(concurrency_group="watch").remote(*args)
-            for each in agents
+            getattr(actor, method).options(concurrency_group="watch").remote(*args)
+            for actor in agents
         ]
 
     def await_room(self, cpus: int) -> None:
@@ -153,13 +113,20 @@ class Submitter(GraphThread):
         if self._has_room:
             return
         name = "CPU" if self._group is None else f"CPU_group_{self._group.id.hex()}"
-        ends = time.monotonic() + ROOM_SECONDS
-        while (free := ray.available_resources().get(name, 0.0)) < cpus and time.monotonic() < ends:
+        deadline = time.monotonic() + ROOM_SECONDS
+        free = ray.available_resources().get(name, 0.0)
+        while free < cpus and time.monotonic() < deadline:
             time.sleep(0.1)
-        total = ray.cluster_resources().get(name, 0.0)
-        where = "placement group" if self._group else "cluster"
-        taken = f"a task needs {cpus} CPUs, and {free:g} of the {where}'s {total:g} are free"
-        if free < cpus and (context := ray.get_runtime_context()).worker.mode == ray.WORKER_MODE:
+            free = ray.available_resources().get(name, 0.0)
+        if free < cpus:
+            self._report_no_room(cpus, free, ray.cluster_resources().get(name, 0.0))
+        self._has_room = True
+
+    def _report_no_room(self, cpus: int, free: float, total: float) -> None:
+        owner = "placement group" if self._group else "cluster"
+        taken = f"a task needs {cpus} CPUs, and {free:g} of the {owner}'s {total:g} are free"
+        context = ray.get_runtime_context()
+        if context.worker.mode == ray.WORKER_MODE:
             raise RuntimeError(
                 f"{taken}; this task or actor has "
                 f"{context.get_assigned_resources().get('CPU', 0.0):g} itself. Start it with "
@@ -167,18 +134,17 @@ class Submitter(GraphThread):
                 "placement_group([{'CPU': 1}] * (num_workers + 1)), that captures child tasks; "
                 "or take engine='local'"
             )
-        if free < cpus:
-            say(
-                f"{taken}: tasks, actors and placement groups have the others, and the fit waits "
-                "for them"
-            )
-        self._has_room = True
+        say(
+            f"{taken}: tasks, actors and placement groups have the others, and the fit waits for "
+            "them"
+        )
 
     def keep(self, values: Sequence[Value]) -> None:
         """Keep values as soon as they are available, unless others were kept a moment ago."""
-        if time.monotonic() < self._kept + KEEP_SECONDS + self._keep_seconds / KEEP_SHARE:
+        pause = KEEP_SECONDS + self._keep_seconds / KEEP_SHARE
+        if time.monotonic() < self._kept_at + pause:
             return
-        self._kept = time.monotonic()
+        self._kept_at = time.monotonic()
         self._keep_seconds = 0.0
         for value in values:
             if value.future.done():
@@ -188,20 +154,17 @@ class Submitter(GraphThread):
 
     def _keep(self, value: Value) -> None:
         stored = None if value.future.exception() else value.future.result()
-        if (
-            isinstance(stored, RayValue)
-            and stored.ref is not None
-            and stored.lineage != (stored.ref,)
-        ):
-            began = time.monotonic()
+        if isinstance(stored, RayValue) and stored.is_remakable:
+            start = time.monotonic()
             stored.keep()
-            self._keep_seconds += time.monotonic() - began
+            self._keep_seconds += time.monotonic() - start
 
     def finish_running(self) -> None:
         """Start no more tasks, and wait for the running ones."""
         self._stopping = True
         running = list(self._running.values())
-        ray.wait(running, num_returns=len(running) or 1) if running else None
+        if running:
+            ray.wait(running, num_returns=len(running))
 
     def cancel_running(self) -> None:
         """End the processes of running tasks."""
@@ -241,11 +204,11 @@ class Submitter(GraphThread):
         for node in nodes:
             if node not in self.agents or node in self._unwatched:
                 self._add_agent(node)
+        remaining = "1 node is left" if len(nodes) == 1 else f"{len(nodes)} nodes are left"
         for name in [node.name for key, node in self.nodes.items() if key not in nodes]:
-            left = f"{len(nodes)} node{'s are' if len(nodes) > 1 else ' is'} left"
             say(
                 f"node {name} is lost or has left: its tasks run again, and its values are made "
-                f"again; {left}"
+                f"again; {remaining}"
             )
         self.nodes = nodes
         self._next_look = time.monotonic() + NODES_SECONDS
@@ -282,40 +245,18 @@ class Submitter(GraphThread):
 
         args = calls.map_args(task.args, placeholder)
         call: Any = SerializedValue.of((task.function, args, task.scope.settings))
-        lineage = tuple([each.lineage for each in inputs])
+        lineage = tuple([value.lineage for value in inputs])
         if call.nbytes > agent.COPIED_BYTES:  # Ray would put it, and free it too early
             call = ray.put(call)
             lineage = (call, *lineage)
-        resources = task.resources
-        returns = len(task.outputs) + 1
-        watched = (
-            (0, 0.0)
-            if task.watching is None
-            else (task.watching.number, task.watching.timeout or 0.0)
-        )
-        sent = call, resources.cpus, watched, len(task.outputs), *[each.ref for each in inputs]
-        options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
-        if task.priority and not resources.gpus:
-            node = self._node_near(inputs) if task.place is None else self._node_at(task.place)
-            run = self.agents[node].run
-        else:
-            run = self._run_task
-            options |= {
-                "num_cpus": resources.cpus,
-                "num_gpus": resources.gpus,
-                "max_retries": calls.MAX_RUNS - 1,
-            }
-            if self._group is not None:  # which Ray forgets in a thread of a task
-                options["scheduling_strategy"] = PlacementGroup(self._group)
-            elif states := [each for each in inputs if each.by_worker]:
-                # A worker stays on its node, where its state and blocks are, unless that node is
-                # busy.
-                near = self._node_near(states)
-                options["scheduling_strategy"] = NodeAffinity(
-                    near, soft=True, _spill_on_unavailable=True
-                )
+        watching = task.watching
+        watched = (0, 0.0) if watching is None else (watching.number, watching.timeout or 0.0)
+        arguments = [call, task.resources.cpus, watched, len(task.outputs)]
+        arguments += [value.ref for value in inputs]
+        run, options = self._placed(task, inputs)
+        options |= {"num_returns": len(task.outputs) + 1, "name": calls.name_of(task.function)}
         try:
-            *results, status = run.options(**options).remote(*sent)
+            *results, status = run.options(**options).remote(*arguments)
         except RuntimeError as error:
             error.add_note(
                 "Give each trial of Ray Tune a CPU for every worker, tune.with_resources(trial, "
@@ -329,6 +270,28 @@ class Submitter(GraphThread):
             lambda done: self.post(self._finish, task, results, lineage, done)
         )
 
+    def _placed(self, task: Task, inputs: Sequence[RayValue]) -> tuple[Any, dict[str, Any]]:
+        """Return what runs a task, an agent or any process, and the options that say where."""
+        resources = task.resources
+        if task.priority and not resources.gpus:
+            node = self._node_near(inputs) if task.place is None else self._node_at(task.place)
+            return self.agents[node].run, {}
+        options: dict[str, Any] = {
+            "num_cpus": resources.cpus,
+            "num_gpus": resources.gpus,
+            "max_retries": calls.MAX_RUNS - 1,
+        }
+        states = [value for value in inputs if value.by_worker]
+        if self._group is not None:  # which Ray forgets in a thread of a task
+            options["scheduling_strategy"] = PlacementGroup(self._group)
+        elif states:
+            # A worker stays on its node, where its state and blocks are, unless the node is busy.
+            node = self._node_near(states)
+            options["scheduling_strategy"] = NodeAffinity(
+                node, soft=True, _spill_on_unavailable=True
+            )
+        return self._run_task, options
+
     def _node_at(self, place: int) -> str:
         """Return the node of a place: all nodes in turn, in the order of their ids."""
         nodes = sorted(name for name, node in self.nodes.items() if node.cpus)
@@ -336,7 +299,7 @@ class Submitter(GraphThread):
 
     def _node_near(self, inputs: Sequence[RayValue]) -> str:
         """Return the node that has most of these values, by default the coordinator's."""
-        counts = Counter(each.node for each in inputs if each.node in self.nodes)
+        counts = Counter(value.node for value in inputs if value.node in self.nodes)
         return counts.most_common(1)[0][0] if counts else self.here
 
     def _finish(
@@ -346,28 +309,16 @@ class Submitter(GraphThread):
         error = done.exception()
         if error is not None:
             self.graph.fail(task, lost_error(f"task {calls.name_of(task.function)!r}", error))
-        elif isinstance(answer := done.result(), calls.Failure):
+            return
+        answer = done.result()
+        if isinstance(answer, calls.Failure):
             self.graph.fail(task, answer.exception())
-        else:
-            self.graph.complete(
-                task, [RayValue(ref, answer, lineage, not task.priority) for ref in results]
-            )
-            for value in self._wanted.intersection(task.outputs):
-                self._keep(value)
-            self._wanted.difference_update(task.outputs)
-
-
-def lost_error(what: str, error: BaseException) -> WorkerLostError:
-    """Return the error for a task or value that Ray has lost."""
-    text = " ".join(str(error).split())
-    if isinstance(error, OutOfMemoryError):
-        text, _, _ = text.partition(" Object store memory usage")  # and pages more
-        return WorkerLostError(
-            f"{what} was ended by Ray's memory monitor, since its node ran out of memory: "
-            f"{text}. Use smaller blocks or batches, or fewer workers a node (threads=)"
-        )
-    return WorkerLostError(
-        f"Ray lost {what}, and cannot make it again, after {calls.MAX_RUNS} attempts or because "
-        f"its inputs are lost, too: {text}. If memory ran out, use smaller blocks or batches. "
-        "fit(resume=) continues from a checkpoint"
-    )
+            return
+        values = [
+            RayValue(ref, node=answer, lineage=lineage, by_worker=not task.priority)
+            for ref in results
+        ]
+        self.graph.complete(task, values)
+        for output in self._wanted.intersection(task.outputs):
+            self._keep(output)
+        self._wanted.difference_update(task.outputs)
