@@ -78,9 +78,7 @@ class Traits:
     task_seconds: float = 0.001
     """Rough overhead of a task, besides its work."""
     object_bytes: int = 2**16
-    """About how many bytes take as long to move as another object takes: smaller values had better
-    be together.
-    """
+    """Bytes that take as long to move as one object more; smaller values are better together."""
 
 
 def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
@@ -298,8 +296,9 @@ class Engine(ABC):
 
     @property
     def merging_places(self) -> int:
-        """How many places can merge parts of the parameters at a time, each with a link or a core
-        of its own; 1 where parts gain nothing.
+        """How many places can merge parts of the parameters at a time; 1 if parts gain nothing.
+
+        Each place has a link or a core of its own.
         """
         return 1
 
