@@ -1,9 +1,25 @@
 """``Callback``: the base class of what a fit calls in the coordinator."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from compss_train.worker.callbacks import WorkerCallback
+
+
+@dataclass
+class MergingWorker:
+    """A worker whose result is about to be merged, for ``Callback.on_merge``."""
+
+    worker: int
+    """Its number."""
+    round: int
+    """The round that it has trained; a late worker's is an earlier one."""
+    measured: Mapping[str, Any]
+    """Its loss and metrics, by their names in the history."""
+    weight: float
+    """How much it counts in the merge: its samples, unless a callback changes it."""
 
 
 class Callback:
@@ -31,6 +47,14 @@ class Callback:
 
     def on_round_start(self, trainer: Any, number: int) -> None:
         """Run when the fit starts to wait for a round; its tasks may already be running."""
+
+    def on_merge(self, trainer: Any, workers: Sequence[MergingWorker]) -> None:
+        """Run before workers merge, and possibly change their ``weight``; 0 leaves one out.
+
+        For merges of several workers: synchronous ones, and commutative ones with a quorum. A fit
+        with a callback that overrides this gives each worker a task of its own, and starts no round
+        before the merge of the last one; the history has the weights.
+        """
 
     def on_round_end(self, trainer: Any, record: dict[str, Any]) -> None:
         """Run after a round; ``record`` is its entry in ``trainer.history``."""

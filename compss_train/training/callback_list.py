@@ -1,5 +1,6 @@
 """``CallbackList``: calls the callbacks of a fit, and checks them before any task starts."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from compss_train._utils import files, validation
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
-from compss_train.training.callback import AnyCallback, Callback
+from compss_train.training.callback import AnyCallback, Callback, MergingWorker
 from compss_train.training.pickling import check_picklable
 from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.worker.callbacks import WorkerCallback, numbered
@@ -106,6 +107,27 @@ class CallbackList:
     def round_start(self, number: int) -> None:
         """Call ``on_round_start``."""
         self._call_hook(self.callbacks, "on_round_start", number)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a callback may change the weights of workers before they merge."""
+        return any(type(callback).on_merge is not Callback.on_merge for callback in self.callbacks)
+
+    def merge(self, workers: Sequence[MergingWorker]) -> None:
+        """Call ``on_merge``; raise ``ValueError`` for weights that no mean can have."""
+        for callback in self.callbacks:
+            self._call_hook([callback], "on_merge", workers)
+            weights = [worker.weight for worker in workers]
+            if not all(weight >= 0 and math.isfinite(weight) for weight in weights):
+                raise ValueError(
+                    f"{type(callback).__name__}.on_merge set the weights {weights}: give numbers "
+                    "of at least 0"
+                )
+            if not any(weights):
+                raise ValueError(
+                    f"{type(callback).__name__}.on_merge set the weights of all "
+                    f"{len(weights)} workers to 0: leave one of them at least"
+                )
 
     def round_end(self, record: dict[str, Any]) -> None:
         """Call ``on_round_end``."""

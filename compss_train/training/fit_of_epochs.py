@@ -167,6 +167,9 @@ def prepare_fit(
         check_same_coding(data.coding, validation, "the validation data")
         evaluate_first_batch(validation, model)
     _check_merge(options.merge, spec)
+    options.merge.check_workers(min(data.shares(options.order), session.num_workers))
+    if callbacks.weighs:
+        options.merge.check_merges_several()
     data_checks.check_options(options, data, session.num_workers, schedule)
     fit = FitOfEpochs(
         session=session,

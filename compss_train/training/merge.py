@@ -254,6 +254,15 @@ class Merge:
                 "rule='weighted'"
             )
 
+    def check_merges_several(self) -> None:
+        """Raise ``ValueError`` if each worker merges by itself, so that no weights can be changed."""
+        if self.kind == "parameter_server" or self.quorum == 0:
+            raise ValueError(
+                f"on_merge of a callback changes the weights of workers that merge together, and "
+                f"with {self} each merges by itself: take kind 'synchronous', or 'commutative' with "
+                "a quorum above 0"
+            )
+
     def decay(self, unit: AveragingUnit) -> float | None:
         """Return the decay of the average by this unit, or ``None`` if none is kept by it."""
         if unit != (self.averaging_unit or "merges"):

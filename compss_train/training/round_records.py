@@ -48,7 +48,7 @@ def round_record(
         **skipped_batches(sum(part.skipped_batches for part in of_workers)),
         **_learning_rates(submitted, built),
         "workers": [
-            _worker_record(worker, part, measures)
+            _worker_record(worker, part, measures, submitted.weights)
             for worker, part in zip(workers, of_workers, strict=True)
         ],
         **_validation_measures(measured, measures),
@@ -65,7 +65,9 @@ def _learning_rates(submitted: SubmittedRound, built: BuildArguments) -> dict[st
     return built.lr_schedule.rates(round_.last_epoch, trained_part)
 
 
-def _worker_record(worker: int, part: Measured, measures: Measures) -> Record:
+def _worker_record(
+    worker: int, part: Measured, measures: Measures, weights: Mapping[int, float] | None
+) -> Record:
     return {
         "worker": worker,
         "samples": part.samples,
@@ -73,6 +75,7 @@ def _worker_record(worker: int, part: Measured, measures: Measures) -> Record:
         **measures.values([part]),
         "started": part.started,
         **({} if part.files is None else {"files": part.files}),
+        **({} if weights is None else {"weight": weights[worker]}),
         **skipped_batches(part.skipped_batches),
     }
 

@@ -98,6 +98,7 @@ def _chunks(fit: FitOfEpochs, schedule: MergeSchedule) -> list[range]:
     # Each worker has its own task if it merges by itself, if sums would have more bytes than
     # compressed changes, and on GPUs, which workers share in another order.
     may_share = schedule.shares_tasks and options.merge.dtype is None and not resources.gpus
+    may_share = may_share and schedule.weigh is None
     slots = engine.slots(resources) if may_share else 0
     samples = options.samples_between_merges(fit.data.sizes, sharing)
     seconds = session.sample_seconds * samples
@@ -128,7 +129,10 @@ def _new_schedule(fit: FitOfEpochs) -> MergeSchedule:
             "without waiting"
         )
         chosen = SynchronousSchedule
-    return chosen(session, merge, session.model.parameters)
+    schedule = chosen(session, merge, session.model.parameters)
+    if fit.callbacks.weighs:
+        schedule.weigh = fit.callbacks.merge
+    return schedule
 
 
 def _published_job(fit: FitOfEpochs, name: str) -> Ref:
@@ -288,6 +292,8 @@ class RoundLoop(FitRun):
         if self._schedule is not None and self._schedule.waits:
             return False
         if not self._engine.traits.asynchronous:
+            return False
+        if self._merging.weigh is not None:
             return False
         if not self._merging.by_rounds and self._fit.callbacks.needs_state(last):
             return False

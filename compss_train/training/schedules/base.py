@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from compss_train.engines import Engine, Ref
 from compss_train.model.measurements import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
+from compss_train.training.callback import MergingWorker
 from compss_train.training.merge import Merge, MergeKind
 from compss_train.training.merged import Merged
 from compss_train.training.schedules.round_workers import RoundWorkers
@@ -33,6 +34,8 @@ class SubmittedRound:
     """The global parameters after the round, and what is kept besides them."""
     states: list[WorkerState | Ref]
     """The state of each worker after the round."""
+    weights: dict[int, float] | None = None
+    """The weights of workers in the merge, by number, if a callback has set them."""
     unmerged: int = 0
     """Number of workers whose merges have not been submitted; until then ``merged`` is old."""
 
@@ -64,6 +67,8 @@ class MergeSchedule(ABC):
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         """Continue from what the merges of the last fit kept; ``merge`` has every option set."""
         self.session = session
+        self.weigh: Callable[[Sequence[MergingWorker]], None] | None = None
+        """Changes the weights of workers before they merge, if callbacks may."""
         self.engine = session.engine
         self.merge = merge
         self.merged = session.merged(initial, self.cut(initial))

@@ -193,8 +193,11 @@ class QuorumSchedule(SynchronousSchedule):
         """
         tasks = {worker: self._running.pop(worker) for worker in seconds}
         self._seconds |= seconds
+        weights = self.weights_of(
+            {worker: (task.round, task.measured) for worker, task in tasks.items()}
+        )
         trained = {worker: self._from_the_newest(task) for worker, task in tasks.items()}
-        self.merged = self.merge_all(trained)
+        self.merged = self.merge_all(trained, weights)
         complete: list[SubmittedRound] = []
         for worker, task in tasks.items():
             self._begin(worker)

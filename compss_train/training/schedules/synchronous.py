@@ -5,7 +5,7 @@ The merge is a tree of tasks for each part of the parameters; all work on refere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from compss_train.engines import Ref
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
+from compss_train.training.callback import MergingWorker
 from compss_train.training.merge import MergeKind
 from compss_train.training.merged import Merged, Parts
 from compss_train.training.schedules.base import MergeSchedule, SubmittedRound
@@ -76,6 +77,8 @@ class SynchronousSchedule(MergeSchedule):
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and merge; a worker without samples does not count."""
+        if self.weigh is not None:
+            return self._submit_unmerged(workers)
         counts = workers.round.counts
         active = [chunk for chunk in workers.chunks if any(counts[worker] for worker in chunk)]
         if len(active) == 1 and self.stages.only_reduces and self.merged.cut.number == 1:
@@ -103,6 +106,71 @@ class SynchronousSchedule(MergeSchedule):
             states=[*self.session.states],
         )
 
+    def _submit_unmerged(self, workers: RoundWorkers) -> SubmittedRound:
+        """Train each worker in a task of its own; ``wait`` merges them with other weights."""
+        active = [worker for worker, count in enumerate(workers.round.counts) if count]
+        mapped = {
+            worker: workers.train(
+                range(worker, worker + 1),
+                training,
+                self.start,
+                combine=self._gathering,
+                parts=self.merged.cut.number,
+            )
+            for worker in active
+        }
+        self._trained = {worker: chunk.results for worker, chunk in mapped.items()}
+        return SubmittedRound(
+            workers=workers,
+            tasks=[[worker] for worker in active],
+            measured={"workers": [chunk.reports for chunk in mapped.values()]},
+            merged=self.merged,
+            states=[*self.session.states],
+            unmerged=len(active),
+        )
+
+    def wait(
+        self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]
+    ) -> bool:
+        """Wait for a round; merge it when its workers have arrived, if their weights may change."""
+        if not super().wait(submitted, timeout, evaluate):
+            return False
+        if not submitted.unmerged:
+            return True
+        reports = dict(zip((worker for (worker,) in submitted.tasks), submitted.refs, strict=True))
+        weights = self.weights_of({worker: (submitted, ref) for worker, ref in reports.items()})
+        self.merged = self.merge_all(self._trained, weights)
+        submitted.merged = self.merged
+        submitted.unmerged = 0
+        evaluate(submitted)
+        return super().wait(submitted, 0.0, evaluate)
+
+    def weights_of(
+        self, workers: Mapping[int, tuple[SubmittedRound, Ref]]
+    ) -> dict[int, float] | None:
+        """Return the weights of workers that have arrived; ``None`` if nobody may change them.
+
+        ``workers`` has the round of each, and the reference to its report.
+        """
+        if self.weigh is None:
+            return None
+        reports = self.engine.fetch([report for _, report in workers.values()], small=True)
+        measures = self.session.model.built.training_spec.measures
+        merging = [
+            MergingWorker(
+                worker=worker,
+                round=submitted.workers.round.number,
+                measured=measures.values(measured),
+                weight=submitted.workers.weight(worker, measured),
+            )
+            for (worker, (submitted, _)), measured in zip(workers.items(), reports, strict=True)
+        ]
+        self.weigh(merging)
+        weights = {worker.worker: worker.weight for worker in merging}
+        for worker, (submitted, _) in workers.items():
+            submitted.weights = {**(submitted.weights or {}), worker: weights[worker]}
+        return weights
+
     @property
     def start(self) -> list[Any]:
         """What workers start a round from: parameters, moments, and the average that they
@@ -116,8 +184,13 @@ class SynchronousSchedule(MergeSchedule):
             None if averaged is None else [*averaged],
         ]
 
-    def merge_all(self, trained: Mapping[int, Parts]) -> Merged:
-        """Submit the tasks that merge the parts of results, given by their first workers."""
+    def merge_all(
+        self, trained: Mapping[int, Parts], weights: Mapping[int, float] | None = None
+    ) -> Merged:
+        """Submit the tasks that merge the parts of results, given by their first workers.
+
+        ``weights`` are those of workers with tasks of their own, if they are not the usual ones.
+        """
         merged = self.merged
         stages = self.stages
         results: dict[str, list[Ref]] = {name: [] for name in ("parameters", *stages.kept)}
@@ -125,12 +198,20 @@ class SynchronousSchedule(MergeSchedule):
             of_part = {first: parts[number] for first, parts in trained.items()}
             refs = self.engine.submit(
                 merge_part,
-                gather_by_tree(self.engine, stages.rule, of_part, arity=self._arity, place=number),
+                gather_by_tree(
+                    self.engine,
+                    stages.rule,
+                    of_part,
+                    arity=self._arity,
+                    place=number,
+                    weights=weights,
+                ),
                 self._published_stages,
                 merged.parameters[number],
                 merged.part("outer", number),
                 merged.part("averaged", number),
                 merged.part("moments", number) if stages.compressed else None,
+                weights,
                 returns=len(results),
                 priority=True,
                 place=number,

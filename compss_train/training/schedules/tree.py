@@ -30,13 +30,20 @@ def best_arity(task_seconds: float, size: float, tasks: int) -> int:
 
 
 def gather_by_tree(
-    engine: Engine, rule: MergeRule, trained: Mapping[int, Ref], *, arity: int, place: int
+    engine: Engine,
+    rule: MergeRule,
+    trained: Mapping[int, Ref],
+    *,
+    arity: int,
+    place: int,
+    weights: Mapping[int, float] | None = None,
 ) -> list[Ref]:
     """Submit the tasks that add up the results of many workers, if the rule has partial sums.
 
     ``trained`` has the items of tasks by the number of their first worker, in ascending order. Each
     task adds up those of an aligned range of workers, so that the bits do not depend on the ranges
     (``weighted_mean``). Returns at most ``arity`` of them. The tasks run at one ``place``.
+    ``weights`` are those of workers, if they are not the usual ones.
     """
     workers_a_node = arity
     while rule.partial_sums and len(trained) > arity:
@@ -44,14 +51,11 @@ def gather_by_tree(
         for worker, ref in trained.items():
             first_worker = worker // workers_a_node * workers_a_node
             nodes.setdefault(first_worker, []).append(ref)
-        trained = {worker: _sum(engine, rule, refs, place) for worker, refs in nodes.items()}
+        trained = {
+            worker: refs[0]
+            if len(refs) == 1
+            else engine.submit(gather_items, refs, rule, weights, priority=True, place=place)
+            for worker, refs in nodes.items()
+        }
         workers_a_node *= arity
     return list(trained.values())
-
-
-def _sum(engine: Engine, rule: MergeRule, refs: list[Ref], place: int) -> Ref:
-    """Return a reference to a sum; of the items of one task, to these."""
-    if len(refs) == 1:
-        return refs[0]
-    total: Ref = engine.submit(gather_items, refs, rule, priority=True, place=place)
-    return total

@@ -5,7 +5,7 @@ A merge has three stages. Workers *encode* what they trained, as parameters or a
 moving average (``outer_step``). Each part of the parameters is merged in a task of its own.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -57,9 +57,24 @@ class MergeStages:
         return tuple(name for name, is_kept in optional.items() if is_kept)
 
 
-def gather_items(groups: Sequence[Sequence[Item]], rule: MergeRule) -> list[Item]:
+def gather_items(
+    groups: Sequence[Sequence[Item]],
+    rule: MergeRule,
+    weights: Mapping[int, float] | None = None,
+) -> list[Item]:
     """Return the items of several tasks, fewer if they can be added up: a task of a tree."""
-    return rule.gathered([*chain.from_iterable(groups)])
+    return rule.gathered(_weighed(groups, weights))
+
+
+def _weighed(groups: Sequence[Sequence[Item]], weights: Mapping[int, float] | None) -> list[Item]:
+    """Return the items of several tasks, those of single workers with other ``weights``."""
+    items = [*chain.from_iterable(groups)]
+    if weights is None:
+        return items
+    return [
+        replace(item, weight=weights[item.worker]) if isinstance(item, Trained) else item
+        for item in items
+    ]
 
 
 def merge_part(
@@ -69,16 +84,18 @@ def merge_part(
     outer: OuterState | None = None,
     averaged: Parameters | Part | None = None,
     moments: Moments | None = None,
+    weights: Mapping[int, float] | None = None,
 ) -> Any:
     """Return the global parameters of a part after a merge, in a tuple with what ``stages.kept``
     names, if that is anything.
 
     ``groups`` are the items of all workers, in their order. ``base`` are the global parameters at
     the start of the round; ``outer``, ``averaged`` and ``moments`` the values that the last merge
-    returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
+    returned, ``None`` before the first; ``weights`` those of workers, by number, if they are not
+    the usual ones. Raises ``DivergedError`` if a step leads to NaN or
     infinity.
     """
-    items = [*chain.from_iterable(groups)]
+    items = _weighed(groups, weights)
     before = arrays_of(base)
     merged = stages.rule.merged(items, {"parameters": before, "moments": moments or {}})
     parameters: Parameters = dict(merged["parameters"])
