@@ -255,12 +255,12 @@ class Merge:
             )
 
     def check_merges_several(self) -> None:
-        """Raise ``ValueError`` if each worker merges by itself, so that no weights can be changed."""
+        """Raise ``ValueError`` if each worker merges by itself: nobody can change its weight."""
         if self.kind == "parameter_server" or self.quorum == 0:
             raise ValueError(
-                f"on_merge of a callback changes the weights of workers that merge together, and "
-                f"with {self} each merges by itself: take kind 'synchronous', or 'commutative' with "
-                "a quorum above 0"
+                "on_merge of a callback changes the weights of workers that merge together, and "
+                f"with {self} each merges by itself: take kind 'synchronous', or 'commutative' "
+                "with a quorum above 0"
             )
 
     def decay(self, unit: AveragingUnit) -> float | None:
