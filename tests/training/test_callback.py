@@ -42,7 +42,14 @@ class Adding(Callback):
         """Is called by itself."""
 
 
-HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end", "on_exception")
+HOOKS = (
+    "on_fit_start",
+    "on_round_start",
+    "on_merge",
+    "on_round_end",
+    "on_fit_end",
+    "on_exception",
+)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.engines.mapping import Call, Chunk, MappedChunk, map_items
 from compss_train.model.lr_schedule import TimedHyperparameters
-from compss_train.model.metrics import Measured
+from compss_train.model.measurements import Measured
 from compss_train.training.published_data import PublishedData
 from compss_train.training.session import Session
 from compss_train.training.total_shuffle import ChunkSamples, cut_blocks, samples_of
