@@ -22,7 +22,7 @@ def send(options: argparse.Namespace) -> int:
     Raises ``ValueError`` for another number of samples than ``options.samples``, and
     ``ChildProcessError`` if the solver fails.
     """
-    from compss_train.online.sender import send_records  # which needs pyzmq
+    from compss_train.online.raw_records import send_records  # which needs pyzmq
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)
     if not token:

@@ -1,33 +1,26 @@
-"""Sending samples into an online fit from any program: ``SampleSender``, and raw records from a
-pipe.
-"""
+"""``SampleSender`` sends samples into an online fit from any program."""
 
-import argparse
 import math
-import re
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from typing import IO, Any, BinaryIO
-
-import numpy as np
-import torch
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
 
 from compss_train._utils import Closable, validation
-from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header
-from compss_train.online.solver_process import SolverProcess
 from compss_train.online.source_messages import SenderFailed
-from compss_train.online.stream import FitLostError, NameInUseError, Sample, Stream
+from compss_train.online.stream import FitLostError, NameInUseError, Stream, as_sample
 
 _RETRY_SECONDS = 0.2
+"""How long to wait between two attempts to connect to a fit."""
 
 
 class SampleSender(Closable):
-    """Sends samples from any program to a ``fit_online`` that listens at an ``address``. Use it in
-    one thread.
+    """Sends samples from any program to a ``fit_online`` that listens at an ``address``.
+
+    Use it in one thread.
 
     Parameters
     ----------
@@ -54,10 +47,10 @@ class SampleSender(Closable):
         self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0
     ) -> None:
         self._address = Address(address, token)
+        self._name = name
         self._greeting = {"role": "sender", "name": name}
-        self._stream = open_stream(
-            self._address, self._greeting, validation.check_non_negative("timeout", timeout)
-        )
+        timeout = validation.check_non_negative("timeout", timeout)
+        self._stream = open_stream(self._address, self._greeting, timeout)
         self._closed = False
 
     @property
@@ -73,9 +66,7 @@ class SampleSender(Closable):
         self._stream.skip(number)
 
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
-        """Send a sample of arrays, tensors or numbers; paired buffers need its time step
-        ``step``.
-        """
+        """Send a sample of arrays, tensors or numbers; paired buffers need its time ``step``."""
         if self._closed:
             raise ValueError(
                 "this sender was closed, and its stream is complete; make another one to send more"
@@ -84,29 +75,32 @@ class SampleSender(Closable):
         self._persist(lambda: self._stream.send(sample, step))
 
     def _persist(self, action: Callable[[], None]) -> None:
-        """Call ``action``, and again each time that the fit has ended without a word and was
-        started again.
-        """
+        """Call ``action``, and again whenever the fit was lost and is started again."""
         while True:
             try:
                 action()
                 return
             except FitLostError:
-                if (name := self._greeting["name"]) is None:
+                if self._name is None:
                     raise
+            self._wait_for_next_fit()
+
+    def _wait_for_next_fit(self) -> None:
+        """Go on when the fit, which was lost, is started again; warn of samples that it lacks."""
+        validation.warn_user(
+            f"the fit at {self._address.url} has failed, or was stopped or killed: sender "
+            f"{self._name!r} waits until it is started again, and goes on; interrupt this program "
+            "if it will not be"
+        )
+        sent = self._stream.sent
+        self._stream.close()
+        self._stream = open_stream(self._address, self._greeting, math.inf)
+        lost = self._stream.go_on(sent)
+        if lost:
             validation.warn_user(
-                f"the fit at {self._address.url} has failed, or was stopped or killed: sender "
-                f"{name!r} waits until it is started again, and goes on; interrupt this program "
-                "if it will not be"
+                f"{lost} of the first {sent} samples of {self._name!r} are lost: the fit goes on "
+                "from a save that does not have them"
             )
-            sent = self._stream.sent
-            self._stream.close()
-            self._stream = open_stream(self._address, self._greeting, math.inf)
-            if lost := self._stream.go_on(sent):
-                validation.warn_user(
-                    f"{lost} of the first {sent} samples of {name!r} are lost: the fit goes on "
-                    "from a save that does not have them"
-                )
 
     def close(self) -> None:
         """Wait until all samples are delivered, and mark the stream as complete; idempotent."""
@@ -130,8 +124,8 @@ class SampleSender(Closable):
             self._closed = True
             with self._stream, suppress(OSError):
                 if not self._stream.ended.is_set():
-                    trace = "".join(traceback.format_exception(error))
-                    self._stream.notify(SenderFailed(trace))
+                    text = "".join(traceback.format_exception(error))
+                    self._stream.notify(SenderFailed(text))
 
 
 def open_stream(
@@ -163,93 +157,11 @@ def open_stream(
                 if not persists:
                     raise
             except OSError as error:
-                if isinstance(error, PermissionError) or not (
-                    persists or isinstance(error, ConnectionRefusedError)
-                ):
+                may_start = persists or isinstance(error, ConnectionRefusedError)
+                if isinstance(error, PermissionError) or not may_start:
                     raise
                 if time.monotonic() > deadline:
                     raise ConnectionRefusedError(
                         f"no fit listens at {address.url}; start fit_online(..., address=) first"
                     ) from error
         (sleep or time.sleep)(_RETRY_SECONDS)
-
-
-def as_sample(parts: Sequence[Any]) -> Sample:
-    """Return x and y as arrays or tensors; raise ``TypeError`` or ``ValueError`` for what no tensor
-    can hold.
-    """
-    check_parts("a part of a sample", parts)
-    return tuple(
-        signed(part if isinstance(part, np.ndarray | torch.Tensor) else tensor_of(part))
-        for part in parts
-    )
-
-
-# Raw records: samples that a solver in any language writes to a pipe, sent by ``compss-train send``
-
-
-def record_dtype(x: str, y: str | None, dtype: str, steps: bool) -> np.dtype[np.void]:
-    """Return the layout of a record: its time step (int64) if records have one, x, and y if
-    present, no padding.
-
-    Shapes are written as ``"64x64"``; ``"1"`` is an array of one number.
-    """
-    fields: list[tuple[Any, ...]] = [("step", np.int64)] if steps else []
-    for name, text in (("x", x), ("y", y)):
-        if text is not None:
-            if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-                raise ValueError(f"shape {text!r}: give numbers separated by x, such as 6 or 64x64")
-            fields.append((name, np.dtype(dtype), tuple(map(int, text.split("x")))))
-    return np.dtype(fields)
-
-
-def read_records(
-    file: BinaryIO | IO[bytes], layout: np.dtype[np.void], solver: SolverProcess | None = None
-) -> Iterator[np.void]:
-    """Iterate over the records of a file, or of a solver's output.
-
-    Raises ``ChildProcessError`` if the solver has failed, and ``ValueError`` if the last record is
-    truncated.
-    """
-    while len(data := file.read(layout.itemsize)) == layout.itemsize:
-        yield np.frombuffer(data, layout)[0]
-    if solver is not None and solver.status(None):
-        raise solver.failure()
-    if data:
-        raise ValueError(
-            f"the last record has {len(data)} bytes of {layout.itemsize}; check shapes and dtype"
-        )
-
-
-def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str:
-    """Send the records of a solver's output, or of a file, until it ends, or training does; return
-    a summary.
-
-    Raises the errors of ``read_records``, ``ValueError`` for another number of samples than
-    ``options.samples``: the fit does not take the stream for complete then; and ``ConnectionError``
-    if the fit has failed.
-    """
-    layout = record_dtype(options.x, options.y, options.dtype, options.steps)
-    sent = 0
-    unknown = "; if the solver has failed, nobody knows: give --samples N, or the solver after --"
-    with (
-        nullcontext()
-        if options.solver is None
-        else SolverProcess(options.solver, piped=True) as solver
-    ):
-        records = read_records(file if solver is None else solver.output, layout, solver)
-        try:
-            with SampleSender(
-                options.address, token, options.name, timeout=options.timeout
-            ) as sender:
-                for record in records:
-                    arrays = [record[name] for name in ("x", "y") if name in (layout.names or ())]
-                    sender.send(*arrays, step=int(record["step"]) if options.steps else None)
-                    sent += 1
-                if options.samples not in (None, sent):
-                    raise ValueError(f"{sent} samples in place of --samples {options.samples}")
-        except FitLostError as error:
-            raise ConnectionError(f"{error} after {sent} samples of this stream") from error
-        except TrainingEndedError:
-            return f"training has ended after {sent} samples of this stream"
-    return f"{sent} samples sent{unknown if solver is None and options.samples is None else ''}"

@@ -21,30 +21,36 @@ from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address
 from compss_train.online.guard import descendants
-from compss_train.online.sender import as_sample
 from compss_train.online.solver import SteppedX
 from compss_train.online.solver_process import NotStartedError
 from compss_train.online.source_messages import Interrupted, SimulationFailed, TimedOut
-from compss_train.online.stream import Sample, Stream
+from compss_train.online.stream import Sample, Stream, as_sample
 
 IMPORT_SECONDS = 300.0
 """How long imports of the simulation's modules may take, if its timeout is shorter."""
-_MISTAKES = NameError, TypeError, AttributeError, SyntaxError, NotImplementedError, NotStartedError
+_MISTAKES = (
+    NameError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    NotImplementedError,
+    NotStartedError,
+)
 """Exceptions that a program's mistakes cause, and that it would raise again."""
 _PACKAGE = str(Path(__file__).parents[1])
+"""The folder of this package."""
 _END = object()
+"""What stands for the end of the samples."""
 _TICK = 0.25
+"""Seconds between two looks of the watchdog."""
 _GRACE = 2.0
-"""Seconds that a simulation has to end by itself after training has ended, or to report that it
-hangs.
-"""
+"""Seconds for a simulation to end after training has ended, or to report that it hangs."""
 
 
 def simulate_and_send(
     simulate: bytes, value: bytes, number: int, coordinator: Address, timeout: float | None
 ) -> None:
-    """Run a simulation and report its outcome to the coordinator; its exceptions are reported, not
-    raised.
+    """Run a simulation and report its outcome, also its exceptions, to the coordinator.
 
     ``simulate`` and its input are pickled, so that errors of unpickling are also reported.
     ``timeout`` is the maximum number of seconds per sample; after it the process ends. Returns
@@ -100,18 +106,13 @@ def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog
         function = pickle.loads(simulate)
         argument = pickle.loads(value)
     with watchdog.computing():
-        made = function(argument)
-        # One sample would be iterated over as if its arrays, or their rows, were samples.
-        single = isinstance(made, tuple) and not all(isinstance(sample, tuple) for sample in made)
-        if (
-            single
-            or not isinstance(made, Iterable)
-            or isinstance(made, np.ndarray | torch.Tensor | Mapping | str)
-        ):
+        returned = function(argument)
+        if not _yields_samples(returned):
             raise TypeError(
-                f"the simulation returned {type(made).__name__}; write `yield x, y` for each sample"
+                f"the simulation returned {type(returned).__name__}; write `yield x, y` for each "
+                "sample"
             )
-        samples = iter(made)
+        samples = iter(returned)
     try:
         while True:
             with watchdog.computing():
@@ -123,6 +124,15 @@ def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog
         if hasattr(samples, "close"):  # a generator, which may have to clean up
             with watchdog.computing():
                 samples.close()
+
+
+def _yields_samples(returned: Any) -> bool:
+    """Return whether a value can be iterated over, and is not one sample instead."""
+    if isinstance(returned, np.ndarray | torch.Tensor | Mapping | str):
+        return False
+    if isinstance(returned, tuple):
+        return all(isinstance(sample, tuple) for sample in returned)
+    return isinstance(returned, Iterable)
 
 
 def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
@@ -137,24 +147,22 @@ def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
             raise TypeError(
                 "the simulation yielded an array first of three; a sample is (step, x, y)"
             )
-        if (step := int(parts[0])) != parts[0]:
+        step = int(parts[0])
+        if step != parts[0]:
             raise ValueError(
                 f"the simulation yielded the time step {parts[0]!r}; give its number, an integer"
             )
         return as_sample(parts[1:]), step
     if len(parts) not in (1, 2) or stream.paired:
-        expected = (
-            "(step, x, y), as the buffer pairs time steps"
-            if stream.paired
-            else ("(x, y), or (step, x, y)")
-        )
+        expected = "(x, y), or (step, x, y)"
+        if stream.paired:
+            expected = "(step, x, y), as the buffer pairs time steps"
         raise TypeError(f"the simulation yielded a tuple of {len(parts)}; a sample is {expected}")
     return as_sample(parts), None
 
 
 class Watchdog(Closable):
-    """Ends the process if the main thread's ``computing()`` takes longer than ``timeout`` seconds,
-    if any.
+    """Ends the process if the main thread's ``computing()`` takes longer than ``timeout`` seconds.
 
     It also ends the process if the simulation continues after training has ended. Programs that the
     process has started are killed with it: nothing else interrupts a solver in native code. The
@@ -167,6 +175,7 @@ class Watchdog(Closable):
         self._limit = 0.0
         """The timeout in force."""
         self._deadline: float | None = None
+        """When it is over, while the main thread is computing."""
         self._closed = threading.Event()
         self._watched_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -211,9 +220,7 @@ class Watchdog(Closable):
 
 
 def end_process(code: int = 1) -> None:
-    """Kill all descendants of this process, then exit immediately; those of guards then end as
-    well.
-    """
+    """Kill all descendants of this process, then exit; what guards have started then ends, too."""
     for child in descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)

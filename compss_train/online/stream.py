@@ -6,17 +6,20 @@ log: a worker with offset n has received all samples of the stream below n that 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+import numpy as np
+import torch
 import zmq
 
 from compss_train._utils import Closable
 from compss_train.data.block import Block
+from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
@@ -44,6 +47,18 @@ _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
 _TICK = 0.1
 """Seconds between checks for messages of the coordinator."""
+
+
+def as_sample(parts: Sequence[Any]) -> Sample:
+    """Return x and y as arrays or tensors.
+
+    Raises ``TypeError`` or ``ValueError`` for what no tensor can hold.
+    """
+    check_parts("a part of a sample", parts)
+    return tuple(
+        signed(part if isinstance(part, np.ndarray | torch.Tensor) else tensor_of(part))
+        for part in parts
+    )
 
 
 def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:

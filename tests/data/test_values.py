@@ -18,7 +18,7 @@ from compss_train.data.sample_reading import batch_of
 from compss_train.data.sample_roles import Roles
 from compss_train.data.samples import Samples
 from compss_train.data.values import signed
-from compss_train.online.sender import as_sample
+from compss_train.online.stream import as_sample
 
 sparse = pytest.importorskip("scipy.sparse")
 
