@@ -86,14 +86,13 @@ def merge_part(
     moments: Moments | None = None,
     weights: Mapping[int, float] | None = None,
 ) -> Any:
-    """Return the global parameters of a part after a merge, in a tuple with what ``stages.kept``
-    names, if that is anything.
+    """Return the global parameters of a part after a merge.
 
-    ``groups`` are the items of all workers, in their order. ``base`` are the global parameters at
-    the start of the round; ``outer``, ``averaged`` and ``moments`` the values that the last merge
-    returned, ``None`` before the first; ``weights`` those of workers, by number, if they are not
-    the usual ones. Raises ``DivergedError`` if a step leads to NaN or
-    infinity.
+    If ``stages.kept`` names anything, they are in a tuple with that. ``groups`` are the items of
+    all workers, in their order. ``base`` are the global parameters at the start of the round;
+    ``outer``, ``averaged`` and ``moments`` the values that the last merge returned, ``None`` before
+    the first; ``weights`` those of workers, by number, if they are not the usual ones. Raises
+    ``DivergedError`` if a step leads to NaN or infinity.
     """
     items = _weighed(groups, weights)
     before = arrays_of(base)
@@ -120,8 +119,7 @@ def rebased(
     current: Parameters | Part,
     buffers: Collection[str],
 ) -> list[Item]:
-    """Return what a worker would have trained from ``current`` with the changes that it made to
-    ``base``.
+    """Return what a worker would have trained with its changes from ``current``, not ``base``.
 
     Statistics in ``buffers``, integers and optimizer states are the worker's own; compressed
     changes need no base.
@@ -134,10 +132,10 @@ def rebased(
 def _rebased(item: Item, base: Parameters, current: Parameters, buffers: Collection[str]) -> Item:
     if not isinstance(item, Trained):
         raise TypeError("only what one worker trained can be rebased, not a sum of several")
-    parameters = {
-        name: array
-        if isinstance(array, CompressedChange) or array.dtype.kind not in "fc" or name in buffers
-        else np.asarray(change(base[name], array) + current[name]).astype(array.dtype, copy=False)
-        for name, array in item.parameters.items()
-    }
+    parameters = dict(item.parameters)
+    for name, array in item.parameters.items():
+        if isinstance(array, CompressedChange) or array.dtype.kind not in "fc" or name in buffers:
+            continue
+        moved = np.asarray(change(base[name], array) + current[name])
+        parameters[name] = moved.astype(array.dtype, copy=False)
     return replace(item, parameters=parameters)

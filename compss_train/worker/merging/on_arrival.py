@@ -27,8 +27,9 @@ def add_change(
     total: int,
     buffers: Collection[str],
 ) -> MergedParameters:
-    """Return the global parameters with the change that a worker made to ``base``, by its share of
-    the ``total`` samples of a round.
+    """Return the global parameters with the change that a worker made to ``base``.
+
+    The change counts by the worker's share of the ``total`` samples of a round.
     """
     return apply_delta(current, base, trained.parameters, trained.weight, total, buffers)
 

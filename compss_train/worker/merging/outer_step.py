@@ -19,9 +19,7 @@ from compss_train.model.parameters import Parameters, check_outer_step
 from compss_train.model.parts import Piece
 
 OuterState: TypeAlias = dict[str, Any]
-"""The ``"kind"`` of the outer optimizer, and under ``"state"`` what it keeps for each weight, by
-name.
-"""
+"""The ``"kind"`` of the outer optimizer, and its ``"state"``: what it keeps by names of weights."""
 
 ELEMENT_BY_ELEMENT = (
     torch.optim.SGD,
@@ -36,9 +34,7 @@ ELEMENT_BY_ELEMENT = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
-"""Optimizers whose step of an element depends on this element alone, so that pieces of weights can
-be stepped apart.
-"""
+"""Optimizers that step each element by itself, so that pieces of weights can be stepped apart."""
 
 
 def steps_by_element(factory: OptimizerFactory) -> bool:
@@ -114,9 +110,7 @@ def _relative_to_mean(
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """Return the optimizer's class and its enabled options, such as ``amsgrad``: they determine its
-    state.
-    """
+    """Return what decides which state there is: the class, and options such as ``amsgrad``."""
     without_state = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
     enabled = [
         name
@@ -130,12 +124,12 @@ def moving_average(averaged: Parameters | None, parameters: Parameters, decay: f
     """Return decay · averaged + (1 - decay) · parameters; integers are the newest."""
     if averaged is None:
         return parameters
-    return {
-        name: np.asarray(decay * averaged[name] + (1 - decay) * array).astype(array.dtype)
-        if array.dtype.kind in "fc"
-        else array
-        for name, array in parameters.items()
-    }
+    moved = dict(parameters)
+    for name, array in parameters.items():
+        if array.dtype.kind in "fc":
+            average = np.asarray(decay * averaged[name] + (1 - decay) * array)
+            moved[name] = average.astype(array.dtype)
+    return moved
 
 
 def joined_outer(states: Sequence[OuterState], cuts: Sequence[Mapping[str, Piece]]) -> OuterState:
@@ -168,19 +162,27 @@ def split_outer(state: OuterState, parts: Sequence[Mapping[str, Piece]]) -> list
     """Return the state of an outer optimizer for each part of the weights."""
     if len(parts) == 1:
         return [state]
+    kept = state["state"]
     return [
         {
             "kind": state["kind"],
             "state": {
-                name: {
-                    key: value.reshape(-1)[piece.start : piece.stop]
-                    if torch.is_tensor(value) and value.ndim and not piece.is_whole
-                    else value
-                    for key, value in state["state"][name].items()
-                }
+                name: _state_of_piece(kept[name], piece)
                 for name, piece in part.items()
-                if name in state["state"]
+                if name in kept
             },
         }
         for part in parts
     ]
+
+
+def _state_of_piece(state: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
+    """Return what an optimizer keeps for a piece of a weight: scalars, and elements of tensors."""
+    if piece.is_whole:
+        return dict(state)
+    return {
+        name: value.reshape(-1)[piece.start : piece.stop]
+        if torch.is_tensor(value) and value.ndim
+        else value
+        for name, value in state.items()
+    }

@@ -31,9 +31,7 @@ class MergeRule(ABC):
     name: ClassVar[str]
     """What records and messages call it."""
     by_element: ClassVar[bool] = False
-    """Whether each element of the result depends on that element of the workers' arrays alone, so
-    that parts of arrays can be merged apart.
-    """
+    """Whether each element is merged by itself, so that parts of arrays can be merged apart."""
     partial_sums: ClassVar[bool] = False
     """Whether ``gather`` makes less of what workers trained, so that workers may share tasks."""
     least_workers: ClassVar[int] = 1
@@ -174,11 +172,11 @@ def _with_all_names(
     arrays: Sequence[Mapping[Any, NDArray[Any]]],
 ) -> Sequence[Mapping[Any, NDArray[Any]]]:
     """Return the arrays of each worker with zeros for those that only others have."""
-    every = {name: array for of_worker in arrays for name, array in of_worker.items()}
-    if all(len(of_worker) == len(every) for of_worker in arrays):
+    examples = {name: array for of_worker in arrays for name, array in of_worker.items()}
+    if all(len(of_worker) == len(examples) for of_worker in arrays):
         return arrays
     return [
-        {name: of_worker.get(name, np.zeros_like(array)) for name, array in every.items()}
+        {name: of_worker.get(name, np.zeros_like(array)) for name, array in examples.items()}
         for of_worker in arrays
     ]
 

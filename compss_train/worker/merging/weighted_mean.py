@@ -26,9 +26,7 @@ from compss_train.model.compression import CHUNK, CompressedChange
 from compss_train.worker.merging.trained import Arrays, ArraySums, Item, Trained, WeightedSum
 
 Tree: TypeAlias = int | tuple["Tree", "Tree"]
-"""The order in which items are added up: the index of one, or what is added up for the left and for
-the right.
-"""
+"""The order in which items are added up: the index of an item, or the trees of two summands."""
 
 Elements: TypeAlias = tuple[NDArray[Any], bool]
 """Some elements of an array, and whether they are a new array, which may be changed."""
@@ -153,7 +151,11 @@ def _combined(
         if not isinstance(node, int):
             left, left_is_new = add_up(node[0], part)
             right, right_is_new = add_up(node[1], part)
-            target = left if left_is_new else right if right_is_new else None
+            target = None
+            if left_is_new:
+                target = left
+            elif right_is_new:
+                target = right
             return np.add(left, right, out=target), True
         values = flat[node][part]
         factor = factors[node]
@@ -182,9 +184,7 @@ def tree_of(firsts: tuple[int, ...]) -> Tree:
     """Return the tree of items that begin at these workers, in ascending order."""
 
     def node(low: int, high: int, start: int, size: int) -> Tree:
-        """Return the tree of items ``low`` to ``high``, all in the range of ``size`` workers from
-        ``start`` on.
-        """
+        """Return the tree of items ``low`` to ``high``, of the ``size`` workers from ``start``."""
         if high - low == 1:
             return low
         half = size // 2
@@ -206,7 +206,8 @@ def add_completed(items: list[Item], item: Item) -> list[Item]:
     size = 2
     while stop % size == 0 and len(items) > 1:
         start = stop - size
+        before = [node for node in items if node.first < start]
         inside = [node for node in items if node.first >= start]
-        items = [*(node for node in items if node.first < start), partial_sum(inside)]
+        items = [*before, partial_sum(inside)]
         size *= 2
     return items
