@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.engines import calls
 from compss_train.model import parameters as params
-from compss_train.model import saved_state
 from compss_train.model.devices import CPU
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.value_encoding import to_json
 from compss_train.online.input_samplers import InputSampler
 from compss_train.online.inputs import Inputs
 from compss_train.online.simulation_table import SimulationTable
@@ -58,9 +58,9 @@ class ChosenInputs(Inputs):
             if not begun:
                 raise ValueError(f"{name} returned no input at all: make a new one for each fit")
             raise StopIteration
-        saved_state.to_json(value, f"the input that {name} returned", {})
+        to_json(value, f"the input that {name} returned", {})
         if not begun:
-            saved_state.to_json(self._sampler.state_dict(), f"{name}.state_dict()", {})
+            to_json(self._sampler.state_dict(), f"{name}.state_dict()", {})
         plain = map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, value)
         self._on_draw({"simulation": begun, "input": plain, "origin": self._sampler.origin})
         self._table.begin(value)

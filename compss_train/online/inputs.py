@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from compss_train.model.saved_state import sha256_of, to_json
+from compss_train.model.saved_state import sha256_of
+from compss_train.model.value_encoding import to_json
 
 BEGUN = -1
 """The number of samples of a simulation that is not complete."""

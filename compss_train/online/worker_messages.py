@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.data.block import Block
-from compss_train.model import saved_state
 from compss_train.model.measurements import Measured
+from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.net import Address, Header, MessageError, ReceivedArray, parsing, shortened
 from compss_train.training.snapshot import worker_from_dict, worker_to_dict
 from compss_train.worker.state import WorkerState
@@ -104,7 +104,7 @@ def pack(message: WorkerMessage) -> tuple[Header, Sequence[Block]]:
             texts = {"failed": message.error, "traceback": message.traceback}
             return {name: shortened(text) for name, text in texts.items()}, []
         case Reported():
-            arrays = [saved_state.encode_value(message.report.__getstate__())]
+            arrays = [encode_value(message.report.__getstate__())]
             if message.losses is not None:
                 arrays.append(torch.from_numpy(message.losses))
             return {"report": True, "settled": message.settled, "stops": message.stops}, arrays
@@ -112,12 +112,12 @@ def pack(message: WorkerMessage) -> tuple[Header, Sequence[Block]]:
             saved = {"worker": worker_to_dict(message.state), **message.position}
             offsets = torch.tensor(list(message.offsets.items()), dtype=torch.int64)
             return {"part": message.number}, [
-                saved_state.encode_value(saved),
+                encode_value(saved),
                 offsets,
                 *message.buffer,
             ]
         case Done():
-            state = saved_state.encode_value(worker_to_dict(message.state))
+            state = encode_value(worker_to_dict(message.state))
             return {"done": True, "repetitions": message.repetitions}, [state]
 
 
@@ -135,7 +135,7 @@ def parse(header: Header, arrays: Sequence[ReceivedArray]) -> WorkerMessage:
                 return _part(int(number), arrays)
             case {"done": _}:
                 repetitions = [int(samples) for samples in header["repetitions"]]
-                state = saved_state.decode_value(arrays[0].tensor())
+                state = decode_value(arrays[0].tensor())
                 return Done(repetitions, worker_from_dict(state))
             case _:
                 raise MessageError(f"malformed message: a worker sends no {sorted(header)}")
@@ -146,7 +146,7 @@ def _report(header: Header, arrays: Sequence[ReceivedArray]) -> Reported:
     if len(arrays) > 1:
         losses = arrays[1].tensor().double().numpy().reshape(-1, 5)
     return Reported(
-        WorkerReport(**saved_state.decode_value(arrays[0].tensor())),
+        WorkerReport(**decode_value(arrays[0].tensor())),
         losses,
         settled=int(header.get("settled", -1)),
         stops=header.get("stops"),
@@ -156,7 +156,7 @@ def _report(header: Header, arrays: Sequence[ReceivedArray]) -> Reported:
 def _part(number: int, arrays: Sequence[ReceivedArray]) -> SavePart:
     # The file of a buffer has at least one piece.
     saved, offsets, _ = (array.tensor().numpy().reshape(-1) for array in arrays[:3])
-    position = saved_state.decode_value(torch.from_numpy(saved))
+    position = decode_value(torch.from_numpy(saved))
     state = worker_from_dict(position.pop("worker"))
     pairs: Any = offsets.astype(np.int64, casting="safe").reshape(-1, 2).tolist()
     return SavePart(number, state, position, offsets=dict(pairs), buffer=arrays[2:])

@@ -18,10 +18,11 @@ from compss_train.data.block_passes import Batching
 from compss_train.data.order import buffer_seed
 from compss_train.engines import calls, liveness, nodes
 from compss_train.exceptions import DivergedError
-from compss_train.model import devices, saved_state
+from compss_train.model import devices
 from compss_train.model import parameters as params
 from compss_train.model.parts import Moments
 from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.value_encoding import decode_value, encoded_pieces
 from compss_train.net import Address, ConnectionLostError
 from compss_train.online.coordinator_connection import TICK, CoordinatorConnection
 from compss_train.online.online_job import OnlineJob
@@ -117,7 +118,7 @@ class OnlineWorker:
         saved: dict[str, Any] = {}
         kept: dict[str, Any] = {}
         if coordinator.part:
-            saved, kept = map(saved_state.decode_value, coordinator.part)
+            saved, kept = map(decode_value, coordinator.part)
             state = worker_from_dict(saved["worker"])
         elif job.options.merge.optimizer_state == "reset":
             state = replace(state, optimizer=None)
@@ -334,7 +335,7 @@ class OnlineWorker:
             self._learner.state(),
             position=self._position(),
             offsets=offsets,
-            buffer=saved_state.encoded_pieces(kept),
+            buffer=encoded_pieces(kept),
         )
         self._coordinator.save(part)
         if self._is_merged:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
-from compss_train.model import saved_state
+from compss_train.model.value_encoding import encode_value
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray
 from compss_train.online.events import ConnectedTask
 from compss_train.online.online_job import OnlineJob
@@ -395,7 +395,7 @@ class Workers:
         if worker.part is not None and not worker.done:
             saved = {"worker": worker_to_dict(worker.part.state), **worker.part.position}
             buffer = torch.from_numpy(np.fromfile(self.buffer_of(worker.number), np.uint8))
-            part = [saved_state.encode_value(saved), buffer]
+            part = [encode_value(saved), buffer]
         client.send({"accepted": True, "stop": worker.done}, part)
         return "restarted" if worker.deaths else None
 

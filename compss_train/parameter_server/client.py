@@ -9,7 +9,7 @@ import torch
 
 from compss_train._utils.validation import check_count, check_seconds
 from compss_train.data.block import Block, as_tensor
-from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.net import Address, check_token
 from compss_train.net.caller import Caller
 from compss_train.parameter_server.local import ArraySpecs, ParameterServer, copy_values, specs_of

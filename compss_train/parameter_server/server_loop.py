@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.net import Client, Header, MessageServer, ReceivedArray, parsing, shortened
 from compss_train.parameter_server.local import LocalParameterServer, check_specs
 

@@ -12,14 +12,14 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.model.replica import ModelReplica
-from compss_train.model.saved_state import (
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.value_encoding import (
     decode_value,
     encode_value,
     encoded_pieces,
     from_json,
     to_json,
 )
-from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import SGD, assert_close, blocked, mlp, state_arrays
 from tests.helpers.tolerances import sum_error
 from tests.training.checkpoints.trees import assert_same, trees

@@ -21,7 +21,7 @@ from compss_train import BufferSpec, Simulations
 from compss_train.callbacks import Callback
 from compss_train.engines import Resources, Traits
 from compss_train.exceptions import SimulationError, TrainingEndedError, WorkerLostError
-from compss_train.model.saved_state import encode_value
+from compss_train.model.value_encoding import encode_value
 from compss_train.net import Address
 from compss_train.net.sockets import LOOPBACK
 from compss_train.online.ending import Ending

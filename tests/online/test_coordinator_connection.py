@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from compss_train.model.saved_state import STATE, decode_value, encode_value
+from compss_train.model.value_encoding import JSON, decode_value, encode_value
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import new_token
 from compss_train.online.coordinator_connection import CoordinatorConnection
@@ -67,6 +67,6 @@ def test_objects_cannot_be_sent_and_pickles_are_not_read():
     ids=["lists", "dicts", "no tensor", "no items", "no list", "no JSON"],
 )
 def test_other_values_are_a_clear_error(document, reason):
-    data = save({STATE: torch.frombuffer(bytearray(document), dtype=torch.uint8)})
+    data = save({JSON: torch.frombuffer(bytearray(document), dtype=torch.uint8)})
     with pytest.raises(ValueError, match=rf"not a value that encode_value made \({reason}"):
         decode_value(torch.frombuffer(bytearray(data), dtype=torch.uint8))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import SpacedInputs
-from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.online.simulation_table import SimulationTable
 
 BOUNDS = [(-1.0, 3.0), (100.0, 500.0)]

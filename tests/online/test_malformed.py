@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.model.saved_state import encode_value
+from compss_train.model.value_encoding import encode_value
 from compss_train.net import Address
 from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import nested

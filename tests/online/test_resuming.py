@@ -25,7 +25,7 @@ from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data import locations
 from compss_train.exceptions import TrainingEndedError
-from compss_train.model.saved_state import decode_value
+from compss_train.model.value_encoding import decode_value
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.recorder import Recorder

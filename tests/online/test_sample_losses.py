@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.buffers import Reservoir
-from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.online.sample_losses import SampleLosses
 
 NUMBERS = st.integers(0, 2) | st.just(2**62)

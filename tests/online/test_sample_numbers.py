@@ -15,7 +15,7 @@ from torch import nn
 
 from compss_train import BufferSpec, SampleSender
 from compss_train.buffers import TimeStep
-from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import UNCOUNTED
 from compss_train.online.receiver import NUMBERS

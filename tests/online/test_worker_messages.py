@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.model.saved_state import encode_value
+from compss_train.model.value_encoding import encode_value
 from compss_train.net import MessageError, messages
 from compss_train.online.worker_messages import (
     Done,

@@ -12,7 +12,7 @@ import torch
 from compss_train import WorkerLostError
 from compss_train.engines import Resources, Traits
 from compss_train.engines.calls import MAX_RUNS
-from compss_train.model.saved_state import decode_value
+from compss_train.model.value_encoding import decode_value
 from compss_train.net import messages
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
 from compss_train.online.worker_messages import Done, Reported, SavePart, WorkerReport, pack

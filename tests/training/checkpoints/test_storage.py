@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from compss_train import BadCheckpointError
-from compss_train.model.saved_state import DTYPES
+from compss_train.model.value_encoding import DTYPES
 from compss_train.training import checkpoints as storage
 from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
 from tests.helpers.shared_engine import result_of_process

@@ -1,0 +1,179 @@
+"""Plain values, arrays and tensors, as JSON and named tensors or as bytes, which run no code."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+DTYPES: Mapping[torch.dtype, str] = dict(
+    zip(
+        (
+            *(
+                torch.float64,
+                torch.float32,
+                torch.float16,
+                torch.bfloat16,
+                torch.float8_e4m3fn,
+                torch.float8_e5m2,
+            ),
+            *(torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8),
+            *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+        ),
+        (
+            *("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"),
+            *("C64", "I64", "I32", "I16", "I8"),
+            *("U64", "U32", "U16", "U8", "BOOL"),
+        ),
+        strict=True,
+    )
+)
+"""The dtypes of tensors that a checkpoint can hold, and their names in safetensors files."""
+
+
+TYPE_KEY = "$"
+"""The key of a JSON object that stands for a value of a type that JSON does not have."""
+
+
+JSON = "state.json"
+"""The name of the JSON among the tensors of an encoded value."""
+
+_RESERVED = "__metadata__"
+"""The one name that a tensor cannot have in a safetensors file."""
+
+
+def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a value as JSON can hold it; its arrays and tensors are added to ``tensors``, named by
+    their path.
+
+    Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, dicts, arrays
+    and tensors.
+    """
+
+    def inside(item: Any, part: object) -> Any:
+        return to_json(item, f"{name}/{part}" if name else str(part), tensors)
+
+    if isinstance(value, np.ndarray | np.generic):
+        kind = "array" if isinstance(value, np.ndarray) else "scalar"
+        try:
+            tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+        except TypeError as error:
+            raise TypeError(
+                f"{name} is an array of {value.dtype}, which a checkpoint cannot hold"
+            ) from error
+        return {TYPE_KEY: kind, "name": _add_tensor(tensor, name, tensors)}
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {TYPE_KEY: "float", "value": repr(value)}
+    if isinstance(value, torch.Tensor):
+        return {TYPE_KEY: "tensor", "name": _add_tensor(value, name, tensors)}
+    if isinstance(value, list | tuple):
+        items = [inside(item, index) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {TYPE_KEY: "tuple", "items": items}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value) and TYPE_KEY not in value:
+            return {key: inside(item, key) for key, item in value.items()}
+        pairs = [[to_json(key, name, tensors), inside(item, key)] for key, item in value.items()]
+        return {TYPE_KEY: "dict", "items": pairs}
+    raise TypeError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds "
+        "numbers, strings, None, lists, tuples, dicts, arrays and tensors"
+    )
+
+
+def _add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Add a tensor under its path, or under a similar name if that is taken; return the name."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
+        description = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
+        raise TypeError(f"{path} is a tensor of {description}, which a checkpoint cannot hold")
+    name = path.encode(errors="backslashreplace").decode()
+    while name in tensors or name == _RESERVED:
+        name += "'"
+    tensors[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return name
+
+
+def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value that ``to_json`` converted. Raises ``LookupError`` if a tensor is
+    missing.
+    """
+    if isinstance(document, list):
+        return [from_json(item, tensors) for item in document]
+    if not isinstance(document, dict):
+        return document
+    kind = document.get(TYPE_KEY)
+    if kind is None:
+        return {key: from_json(item, tensors) for key, item in document.items()}
+    if kind == "float":
+        return float(document["value"])
+    if kind == "tuple":
+        return tuple(from_json(document["items"], tensors))
+    if kind == "dict":
+        return {
+            from_json(key, tensors): from_json(item, tensors) for key, item in document["items"]
+        }
+    tensor = tensors[document["name"]]
+    if kind == "tensor":
+        return tensor
+    return tensor.numpy() if kind == "array" else tensor.numpy()[()]
+
+
+def encode_value(value: Any) -> torch.Tensor:
+    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of
+    bytes.
+
+    The bytes are a safetensors file of its arrays, and of one more with the JSON that refers to
+    them by name. Raises ``TypeError`` for other types.
+    """
+    return torch.cat(encoded_pieces(value))
+
+
+def encoded_pieces(value: Any) -> list[torch.Tensor]:
+    """Return what ``encode_value`` does in pieces, of which those of large tensors share the
+    tensors' memory.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(to_json(value, "value", tensors))
+    tensors[JSON] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    # Readers map a file into memory, so that numbers must be aligned: large ones come first.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    described = dict[str, Any]()
+    start = 0
+    for name, tensor in ordered:
+        offsets = [start, start := start + tensor.nbytes]
+        described[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": [*tensor.shape],
+            "data_offsets": offsets,
+        }
+    header = json.dumps(described).encode()
+    header += b" " * (-len(header) % 8)
+    first = torch.frombuffer(
+        bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8
+    )
+    # A single number is contiguous with any strides.
+    return [
+        first,
+        *(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for _, tensor in ordered),
+    ]
+
+
+def decode_value(data: torch.Tensor) -> Any:
+    """Return the value that ``encode_value`` encoded; nothing in it can execute code.
+
+    Raises ``ValueError`` for other bytes, also for lists in lists that are too deep for Python.
+    """
+    try:
+        tensors = load(np.asarray(data).tobytes())
+        return from_json(json.loads(np.asarray(tensors.pop(JSON)).tobytes()), tensors)
+    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{data.numel()} bytes are not a value that encode_value made "
+            f"({type(error).__name__}: {error}); the sender is damaged or has another version of "
+            "compss_train"
+        ) from error
