@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -148,6 +148,18 @@ def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimiz
         with suppress(TypeError, ValueError):  # of a callable that is not written in Python
             takes_names = "named_parameters" in inspect.signature(factory).parameters
     return factory(named if takes_names else [parameter for _, parameter in named])
+
+
+@lru_cache(maxsize=16)  # the inspection takes as long as a small layer
+def needs_closure(step: Callable[..., Any]) -> bool:
+    """Return whether the ``step`` of a class requires a closure that evaluates the loss, as that of
+    LBFGS does.
+    """
+    _, *parameters = inspect.signature(step).parameters.values()
+    return any(
+        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        for each in parameters
+    )
 
 
 def net_optimizer(

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -131,15 +131,3 @@ def in_torch(
     if "betas" in translated and "betas" not in arguments:
         translated["betas"] = arguments.get("beta_1", betas[0]), arguments.get("beta_2", betas[1])
     return translated
-
-
-@lru_cache(maxsize=16)  # the inspection takes as long as a small layer
-def needs_closure(step: Callable[..., Any]) -> bool:
-    """Return whether the ``step`` of a class requires a closure that evaluates the loss, as that of
-    LBFGS does.
-    """
-    _, *parameters = inspect.signature(step).parameters.values()
-    return any(
-        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-        for each in parameters
-    )

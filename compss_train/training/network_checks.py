@@ -10,7 +10,7 @@ from compss_train._utils.validation import check_dense
 from compss_train.model import compilation, copies, optimizers
 from compss_train.model.bound_optimizer import is_over
 from compss_train.model.joined_optimizer import JoinedOptimizer
-from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
+from compss_train.model.net_optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.training.pickling import TOO_DEEP, check_picklable
 
 
@@ -70,7 +70,7 @@ def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = ""
     if isinstance(optimizer, JoinedOptimizer):
         kinds = [type(part) for part in optimizer.optimizers.values()]
     for kind in kinds:
-        if unsupported and optimizers.needs_closure(kind.step):
+        if unsupported and needs_closure(kind.step):
             raise ValueError(
                 f"{unsupported} does not work with {kind.__name__}, which evaluates the loss "
                 "several times a step; choose another optimizer"

@@ -11,8 +11,7 @@ from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import CPU, is_gpu, to_device, to_host
-from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
-from compss_train.model.optimizers import needs_closure
+from compss_train.model.net_optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.model.parameters import to_arrays
 from compss_train.model.parts import Moments
 

@@ -15,7 +15,7 @@ from compss_train._utils.private_names import let_scaler_skip, norms
 from compss_train.model.devices import is_gpu
 from compss_train.model.error_hints import kind_of
 from compss_train.model.joined_optimizer import JoinedOptimizer
-from compss_train.model.optimizers import needs_closure
+from compss_train.model.net_optimizers import needs_closure
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult, Update
 from compss_train.worker.batches import Batch
