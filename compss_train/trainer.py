@@ -112,7 +112,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         worker_timeout: float | None = None,
     ) -> None:
         self._model = TrainedModel(seed)
-        self._session = Session(self._model, num_workers, engine, threads, worker_timeout)
+        self._session = Session(
+            self._model, num_workers, engine, threads=threads, worker_timeout=worker_timeout
+        )
         self.num_workers = self._session.num_workers
         self.threads = self._session.threads
 
@@ -235,7 +237,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         check_count("num_nodes", num_nodes, least=0)
         original = network_checks.checked_network(net)
         factory, training, validation = resolve_steps(
-            original, optimizer, loss, training_step, validation_step
+            original,
+            optimizer,
+            loss,
+            training_step=training_step,
+            validation_step=validation_step,
         )
         network = network_checks.copied_network(original)
         factory = bound_to_copy(factory, original, network)
@@ -384,7 +390,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             resume=resume,
             max_time=max_time,
         )
-        fit = self._prepared("fit", x, y, options)
+        fit = self._prepared("fit", x, y, options=options)
         if self._session.must_start:
             first_batch.find_mistakes(fit)
         rounds.run(fit)
@@ -400,7 +406,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
-        fit = self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
+        asked = FitOptions(num_epochs=num_epochs, **options)
+        fit = self._prepared("check_fit", x, y, options=asked)
         first_batch.try_fit(fit)
         show_remarks(fit.callbacks.callbacks, fit.remarks)
 
@@ -582,7 +589,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         spec = self._model.built.training_spec
         spec.check_evaluable()
-        with inference(self._session, "evaluate", (x, y), batch_size) as (tasks, parameters):
+        evaluation = inference(self._session, "evaluate", (x, y), batch_size=batch_size)
+        with evaluation as (tasks, parameters):
             fetched = tasks.engine.fetch(tasks.evaluate([parameters]), small=True)
         measured = [part for parts in fetched for part in parts]
         warn_of_problems(measured, set())
@@ -601,10 +609,10 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         depends on the processor and the size of batches.
         """
         self._model.built.training_spec.check_forward()
-        with inference(self._session, "predict", (x, None), batch_size, targets=False) as (
-            tasks,
-            parameters,
-        ):
+        prediction = inference(
+            self._session, "predict", (x, None), batch_size=batch_size, targets=False
+        )
+        with prediction as (tasks, parameters):
             return tasks.predict(parameters)
 
     def model(self, *, averaged: bool = False) -> nn.Module:

@@ -238,9 +238,8 @@ class Checkpoint(Callback):
         try:
             path = storage.checkpoint_path(self.folder, number)
             self._histories.rotate()
-            storage.write_checkpoint(
-                path, trainer.snapshot().to_dict(), self._disk, self._histories[0]
-            )
+            content = trainer.snapshot().to_dict()
+            storage.write_checkpoint(path, content, self._disk, shared=self._histories[0])
             if self._remote is not None:
                 self._remote.upload(path)
         except BaseException:

@@ -169,7 +169,7 @@ class EarlyStopping(Callback):
         value = value_of(record, self.monitor)
         last = self._epoch
         self._epoch = record.get("epoch", last or 0)
-        if is_better(value, self.best, self.mode, self.min_delta):
+        if is_better(value, self.best, self.mode, min_delta=self.min_delta):
             self.best = value
             self.best_round = record["round"]
             self._waited = 0

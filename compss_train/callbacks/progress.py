@@ -130,7 +130,7 @@ class ProgressBar(_Progress):
             trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
         )
         text = f"starting {counted(trainer.num_workers, 'worker')}"
-        self._bar = _Bar(text, total_samples, self._file, trainer.trained_samples)
+        self._bar = _Bar(text, total_samples, self._file, reported=trainer.trained_samples)
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
