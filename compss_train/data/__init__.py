@@ -1,6 +1,4 @@
-"""Data: blocked tensors, files, data sets, random orders, and the partitioning of samples among
-workers.
-"""
+"""Data: blocked tensors, files, data sets, random orders, and partitions among workers."""
 
 from compss_train.data.blocked import BlockedTensor, shuffle
 from compss_train.data.files import FileDataset

@@ -1,6 +1,4 @@
-"""``BlockedTensor``: samples in a grid of blocks; shuffling blocked tensors, sample weights,
-fingerprints.
-"""
+"""``BlockedTensor``: samples in a grid of blocks; how it is made of data, shuffled and compared."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
@@ -21,8 +19,9 @@ from compss_train.data.ragged import Ragged
 from compss_train.data.remote_block import AnyBlock, RemoteBlock, is_future, load_block
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.blocks:future_blocks"
-"""Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines
-are above data.
+"""Makes blocks of PyCOMPSs futures, whose shapes tasks find out.
+
+It is imported by name, because engines are above data.
 """
 
 
@@ -77,7 +76,7 @@ class BlockedTensor:
             raise ValueError(
                 f"blocks={blocks!r} is not a grid; give the number of blocks, or (rows, columns)"
             )
-        rows, columns = (check_count("blocks", number) for number in grid)
+        rows, columns = [check_count("blocks", number) for number in grid]
         if rows * columns > len(samples):
             raise ValueError(
                 f"blocks={blocks!r} makes {rows * columns} blocks of {len(samples)} samples; use "
@@ -111,8 +110,7 @@ class BlockedTensor:
 
     @classmethod
     def from_dislib(cls, tensor: Any) -> Self:
-        """Return a dislib ``Tensor`` as a blocked tensor with the same grid, without moving its
-        blocks.
+        """Return a dislib ``Tensor`` as a blocked tensor with the same grid and blocks.
 
         Blocks that are still being computed, or are on other nodes, are not fetched: tasks return
         their sizes.
@@ -127,12 +125,11 @@ class BlockedTensor:
             )
         futures = [block for row in grid for block in row if is_future(block)]
         remote = resolve_name(_FUTURE_BLOCKS)(futures, tensor) if futures else []
-        known = {id(future): block for future, block in zip(futures, remote, strict=True)}
-        return cls([[known.get(id(block), block) for block in row] for row in grid])
+        block_of_future = {id(future): block for future, block in zip(futures, remote, strict=True)}
+        return cls([[block_of_future.get(id(block), block) for block in row] for row in grid])
 
     def to_dislib(self) -> Any:
-        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns; needs
-        dislib.
+        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns.
 
         dislib assumes that all blocks have the first block's shape; its own training drops the
         samples of a block beyond a whole number of batches. Raises ``ImportError`` without dislib.
@@ -143,15 +140,8 @@ class BlockedTensor:
             raise ImportError(
                 "to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)"
             ) from error
-        blocks = [
-            [
-                load_block(each) if (future := getattr(each, "future", None)) is None else future
-                for each in row
-            ]
-            for row in self.tensors
-        ]
         tensor = Tensor(
-            tensors=blocks,
+            tensors=[[_block_for_dislib(block) for block in row] for row in self.tensors],
             tensor_shape=tuple(self.tensors[0][0].shape),
             dtype=self.dtype,
             number_samples=self.number_samples,
@@ -192,8 +182,9 @@ class BlockedTensor:
         return self.tensors[0][0].dtype
 
     def collect(self) -> Block:
-        """Return all samples as one array or tensor, in the order of ``blocks``; remote blocks are
-        fetched.
+        """Return all samples as one array or tensor, in the order of ``blocks``.
+
+        Remote blocks are fetched.
         """
         return concatenate([load_block(block) for block in self.blocks()])
 
@@ -205,17 +196,24 @@ class BlockedTensor:
         )
 
 
+def _block_for_dislib(block: AnyBlock) -> Any:
+    future = block.future if isinstance(block, RemoteBlock) else None
+    return load_block(block) if future is None else future
+
+
 def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
-    """Return a checksum of the first and last row of each block, or ``None`` if there are remote
-    blocks.
-    """
+    """Return a checksum of the first and last row of each block; ``None`` for remote blocks."""
     blocks = [block for tensor in tensors for block in tensor.blocks()]
     if any(isinstance(block, RemoteBlock) for block in blocks):
         return None
-    ends = (
-        block[place : place + 1 or None] for block in map(load_block, blocks) for place in (0, -1)
-    )
-    return checksum(end[0] if isinstance(end, Ragged) else end for end in ends)
+    return checksum(row for block in blocks for row in _ends(load_block(block)))
+
+
+def _ends(block: Block) -> tuple[Block, Block]:
+    """Return the first and the last row, each as a block."""
+    if isinstance(block, Ragged):
+        return block[0], block[-1]
+    return block[:1], block[-1:]
 
 
 @overload
@@ -227,8 +225,7 @@ def shuffle(
 def shuffle(
     x: BlockedTensor, y: BlockedTensor | None = None, seed: int = 0
 ) -> BlockedTensor | tuple[BlockedTensor, BlockedTensor]:
-    """Return new blocked tensors whose samples are a uniform permutation of all samples of ``x``
-    (and ``y``).
+    """Return blocked tensors of all samples of ``x`` and ``y``, in uniformly random order.
 
     Grid, block sizes and dtypes are kept, and ``x`` and ``y`` stay paired. Needs memory for a
     second copy of the data.
@@ -255,18 +252,19 @@ def _in_blocks_of(tensor: BlockedTensor, rows: Block) -> BlockedTensor:
 
 
 def check_paired(x: BlockedTensor, y: BlockedTensor, name: str = "y") -> None:
-    """Raise ``ValueError`` unless x and y have the same grid and block sizes; messages call y
-    ``name``.
+    """Raise ``ValueError`` unless x and y have the same grid and block sizes.
+
+    Messages call y ``name``.
     """
     if x.shape != y.shape:
         raise ValueError(
             f"x has a grid of {x.shape} blocks and {name} one of {y.shape}; split both into the "
             "same blocks"
         )
-    for number, (size, other) in enumerate(zip(x.sizes, y.sizes, strict=True)):
-        if size != other:
+    for number, (x_size, y_size) in enumerate(zip(x.sizes, y.sizes, strict=True)):
+        if x_size != y_size:
             raise ValueError(
-                f"block {number} has {size} samples in x and {other} in {name} "
+                f"block {number} has {x_size} samples in x and {y_size} in {name} "
                 f"({x.number_samples} and {y.number_samples} in all); split both into the same "
                 "blocks"
             )
@@ -318,7 +316,8 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
         )
     rows = as_block(value)
     if isinstance(rows, np.ndarray):
-        rows = rows if rows.flags.c_contiguous and rows.flags.writeable else copy_block(rows)
+        if not (rows.flags.c_contiguous and rows.flags.writeable):
+            rows = copy_block(rows)
     elif not isinstance(rows, Ragged):
         rows = rows.resolve_conj().resolve_neg().contiguous()
     if isinstance(blocks, int):

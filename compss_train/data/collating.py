@@ -27,30 +27,27 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
         return _in_tensors(collate([x for x, _ in pairs])), None
     if isinstance(collate, PredictionCollate):
         collate = collate.collate
-    made = collate(pairs)
-    if not isinstance(made, tuple | list) or len(made) != 2:
+    batch = collate(pairs)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(
-            f"collate returned a {type(made).__name__} for a list of (x, y); return two parts, "
+            f"collate returned a {type(batch).__name__} for a list of (x, y); return two parts, "
             "as (x, y)"
         )
-    return _in_tensors(made[0]), _in_tensors(made[1])
+    return _in_tensors(batch[0]), _in_tensors(batch[1])
 
 
-def _in_tensors(made: Any) -> Any:
-    """Return what ``collate`` made; raise ``TypeError`` for arrays in it, of which no network takes
-    any.
-    """
-    if any(isinstance(part, np.ndarray) for part in leaves(made)):
+def _in_tensors(part: Any) -> Any:
+    """Return x or y of ``collate``; raise ``TypeError`` for arrays, which networks do not take."""
+    if any(isinstance(leaf, np.ndarray) for leaf in leaves(part)):
         raise TypeError(
             "collate returned a numpy array: return tensors, as torch.from_numpy(array)"
         )
-    return made
+    return part
 
 
 @dataclass(frozen=True)
 class PredictionCollate:
-    """``build``'s ``collate`` in prediction: called with samples without y, it returns x of the
-    batch.
+    """``build``'s ``collate`` in prediction: of samples without y it returns x of the batch.
 
     ``collate`` gets (x, y) as in training, with a tensor of zero in place of y, a number or a
     sequence of one; a function that takes neither gets x alone.
@@ -59,9 +56,7 @@ class PredictionCollate:
     collate: Collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return x of the batch; raise the error for (x, y), with a note on the others, if all
-        fail.
-        """
+        """Return x of the batch; if all ways fail, raise the error for (x, y), with a note."""
         failures: list[Exception] = []
         for shape in ((), (1,)):
             pairs = [(x, torch.zeros(shape, dtype=torch.int64)) for x in samples]
@@ -82,17 +77,14 @@ class PredictionCollate:
             failures.clear()  # the frames of its errors would keep the batch
 
 
-def collate_batch(collate: Collate, x: Any, y: Any, samples: int) -> tuple[Any, Any]:
-    """Return x and y of a batch that ``build``'s ``collate`` makes from the rows of x and y,
-    ``samples`` in all.
-    """
+def collate_batch(collate: Collate, x: Any, y: Any, *, samples: int) -> tuple[Any, Any]:
+    """Return x and y of a batch that ``build``'s ``collate`` makes of the rows of x and y."""
 
     def sample(part: Any, number: int) -> Any:
         return None if part is None else map_leaves(lambda leaf: leaf[number], part)
 
-    return collate_pairs(
-        collate, [(sample(x, number), sample(y, number)) for number in range(samples)]
-    )
+    pairs = [(sample(x, number), sample(y, number)) for number in range(samples)]
+    return collate_pairs(collate, pairs)
 
 
 def stacked(values: Sequence[Any]) -> Any:
@@ -120,13 +112,14 @@ def stacked(values: Sequence[Any]) -> Any:
     if isinstance(first, Number) and not isinstance(first, np.generic):
         return tensor_of(values)
     tensors = [_as_tensor(value) for value in values]
-    if len({each.shape for each in tensors}) == 1:
+    shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
+    if len(shapes) == 1:
         return torch.stack(tensors)
-    if len({each.shape[1:] for each in tensors}) == 1:
+    if len({shape[1:] for shape in shapes}) == 1:
         return Ragged(tensors)
-    shapes = ", ".join(map(str, list(dict.fromkeys(tuple(each.shape) for each in tensors))[:3]))
+    examples = ", ".join(map(str, shapes[:3]))
     raise ValueError(
-        f"the samples of a batch have shapes that differ, such as {shapes}: resize or pad them "
+        f"the samples of a batch have shapes that differ, such as {examples}: resize or pad them "
         "in the data set, or give Samples(dataset, collate=...), a function that makes a batch "
         "of a list of samples"
     )
@@ -142,13 +135,11 @@ def _as_tensor(value: Any) -> torch.Tensor:
     array = np.asarray(value)  # of an image, too
     if array.dtype.kind not in "biufc":
         kind = type(value).__name__
-        described = (
-            f"the {kind} {value!r}"[:80]
-            if isinstance(value, str)
-            else (f"a {kind} of dtype {array.dtype}")
-        )
+        content = f"a {kind} of dtype {array.dtype}"
+        if isinstance(value, str):
+            content = f"the {kind} {value!r}"[:80]
         raise TypeError(
-            f"a sample holds {described}, which is not a number; convert it in the data set, "
+            f"a sample holds {content}, which is not a number; convert it in the data set, "
             "leave it out with Samples(dataset, x=..., y=...), or give collate="
         )
     check_dtype(array.dtype)

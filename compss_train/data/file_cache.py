@@ -1,6 +1,4 @@
-"""``FileCache``: keeps the arrays of files of a slow store, in memory or in a folder on a local
-disk.
-"""
+"""``FileCache``: keeps the arrays of files of a slow store, in memory or on a local disk."""
 
 import atexit
 import hashlib
@@ -36,14 +34,14 @@ FOLDER_BYTES = 10 * 2**30
 
 _SUFFIX = ".npz"
 _LOCK_FILE = "writing.lock"
-_LOCK_SECONDS = 10.0  # how long to wait for another process that writes; then the file is not kept
-# Of an entry, and of each array in it: more than numpy's and zip's headers take.
+_LOCK_SECONDS = 10.0
+"""How long to wait for another process that writes; then the file is not kept."""
 _HEADER_BYTES = 1024
+"""Of an entry, and of each array in it: more than numpy's and zip's headers take."""
 
 
 def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "FileCache | None":
-    """Return the cache in ``"memory"`` or a folder, limited to ``max_bytes`` if given; ``None`` for
-    no cache.
+    """Return the cache in ``"memory"`` or a folder, limited to ``max_bytes``; ``None`` for none.
 
     Raises ``ValueError`` for a limit without a cache or below 1, a path that cannot be a folder,
     and a folder that others may write to, ``TypeError`` for other values.
@@ -59,20 +57,24 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "
     default = MEMORY_BYTES if cache == "memory" else FOLDER_BYTES
     max_bytes = default if max_bytes is None else check_count("cache_bytes", max_bytes)
     if cache == "memory":
-        free = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
-        folder = TemporaryFolder(str(SHARED_MEMORY) if free >= max_bytes else tempfile.gettempdir())
-        folder.create()
-        made = FileCache(folder.path, max_bytes, temporary=True)
-        weakref.finalize(made, _remove, folder, os.getpid())
-        return made
+        return _memory_cache(max_bytes)
     path = Path(cache)
-    made = FileCache(str(path.absolute() / f"compss_train-files-{os.getuid()}"), max_bytes)
+    folder_cache = FileCache(str(path.absolute() / f"compss_train-files-{os.getuid()}"), max_bytes)
     try:
-        made.open()
+        folder_cache.open()
     except OSError as error:
         hint = "give a folder on a local disk that you may write to"
         raise ValueError(f"cache={str(path)!r} cannot be used: {error}; {hint}") from error
-    return made
+    return folder_cache
+
+
+def _memory_cache(max_bytes: int) -> "FileCache":
+    free = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
+    folder = TemporaryFolder(str(SHARED_MEMORY) if free >= max_bytes else tempfile.gettempdir())
+    folder.create()
+    memory_cache = FileCache(folder.path, max_bytes, temporary=True)
+    weakref.finalize(memory_cache, _remove, folder, process=os.getpid())
+    return memory_cache
 
 
 @dataclass(frozen=True)
@@ -94,19 +96,18 @@ class FileCache:
         """Return the folder; create it where it is missing, as on another node."""
         folder = Path(self.folder)
         if not folder.is_dir() and self.temporary:
-            made = TemporaryFolder(str(folder.parent), folder.name)
+            temporary = TemporaryFolder(str(folder.parent), folder.name)
             with suppress(FileExistsError):  # another process of this machine was faster
-                made.create()
-                atexit.register(_remove, made, os.getpid())
+                temporary.create()
+                atexit.register(_remove, temporary, os.getpid())
         elif not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return check_private(folder)
 
     def entry(
-        self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout
+        self, file: str, stamp: list[int], reader: str, *, rows: int, layout: Layout
     ) -> "CacheEntry | None":
-        """Return the entry of a file with these arrays, or ``None`` if it is larger than the whole
-        cache.
+        """Return the entry of a file with these arrays, or ``None`` if the cache cannot hold it.
 
         A file with another size or modification time (its ``stamp``), or another reader, has a
         different entry.
@@ -114,28 +115,27 @@ class FileCache:
         if entry_bytes(rows, layout) > self.max_bytes:
             return None
         fields = sorted((key, field.dtype, field.shape) for key, field in layout.items())
-        digest = hashlib.sha256(
-            json.dumps([file, stamp, reader, rows, fields]).encode()
-        ).hexdigest()
-        return CacheEntry(self, digest[:40] + _SUFFIX, rows, layout)
+        identity = json.dumps([file, stamp, reader, rows, fields])
+        digest = hashlib.sha256(identity.encode()).hexdigest()
+        return CacheEntry(self, digest[:40] + _SUFFIX, rows=rows, layout=layout)
 
     def make_room(self, size: int) -> None:
         """Remove the least recently used entries until another of ``size`` bytes fits."""
         entries = []
         for entry in os.scandir(self.folder):
-            if entry.name.endswith(_SUFFIX):
-                # Of a process that was killed: the others wait for the lock.
-                if entry.name.startswith("."):
-                    os.unlink(entry)
-                else:
-                    status = entry.stat()
-                    entries.append((status.st_mtime_ns, status.st_size, entry.path))
-        excess = sum(length for _, length, _ in entries) + size - self.max_bytes
-        for _, length, path in sorted(entries):
+            if not entry.name.endswith(_SUFFIX):
+                continue
+            if entry.name.startswith("."):  # a killed process left it: living ones hold the lock
+                os.unlink(entry)
+            else:
+                status = entry.stat()
+                entries.append((status.st_mtime_ns, status.st_size, entry.path))
+        excess = sum(entry_size for _, entry_size, _ in entries) + size - self.max_bytes
+        for _, entry_size, path in sorted(entries):
             if excess <= 0:
                 return
             Path(path).unlink(missing_ok=True)
-            excess -= length
+            excess -= entry_size
 
 
 @dataclass(frozen=True)
@@ -148,18 +148,16 @@ class CacheEntry:
     layout: Layout
 
     def load(self) -> Arrays | None:
-        """Return the arrays in the order of the layout; ``None`` if they are not in the cache, or
-        damaged.
-        """
+        """Return the arrays in the order of the layout; ``None`` if they are missing or damaged."""
         path = self.cache.open() / self.name
         try:
-            stored = NpzReader().read(str(path), 0, self.rows)[0]
-            numbers = {key: str(number) for number, key in enumerate(sorted(self.layout))}
+            stored, _ = NpzReader().read(str(path), 0, self.rows)
+            names = self._names()
             arrays = {
-                key: _decoded(stored[numbers[key]], self.rows, field)
+                key: _decoded(stored[names[key]], self.rows, field)
                 for key, field in self.layout.items()
             }
-            os.utime(path)  # used now
+            os.utime(path)  # it is used now
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -180,19 +178,21 @@ class CacheEntry:
                 if (folder / self.name).exists():
                     return
                 self.cache.make_room(entry_bytes(self.rows, self.layout))
+                stored = {name: rows_of_bytes(arrays[key]) for key, name in self._names().items()}
                 with atomic_path(folder / self.name) as temporary:
-                    keys = enumerate(sorted(self.layout))
-                    write_npz(
-                        temporary, {str(number): rows_of_bytes(arrays[key]) for number, key in keys}
-                    )
+                    write_npz(temporary, stored)
         except OSError as error:
             _LOG.warning("a file is not kept in the cache in %s: %s", folder, error)
+
+    def _names(self) -> dict[str, str]:
+        """Return the names of arrays in the entry: numbers, because any string may be a key."""
+        return {key: str(number) for number, key in enumerate(sorted(self.layout))}
 
 
 def entry_bytes(rows: int, layout: Layout) -> int:
     """Return the maximum size in bytes of an entry with these arrays."""
-    row = sum(_dtype_of(field).itemsize * math.prod(field.shape) for field in layout.values())
-    return _HEADER_BYTES * (1 + len(layout)) + rows * row
+    row_bytes = sum(_dtype_of(field).itemsize * math.prod(field.shape) for field in layout.values())
+    return _HEADER_BYTES * (1 + len(layout)) + rows * row_bytes
 
 
 def _dtype_of(field: Field) -> DType:
@@ -202,7 +202,7 @@ def _dtype_of(field: Field) -> DType:
 
 
 def _decoded(stored: Block, rows: int, field: Field) -> Block:
-    """Return an array from its stored bytes: numpy has no name for some tensor dtypes."""
+    """Return an array of its stored bytes: numpy has no name for some dtypes of tensors."""
     dtype = _dtype_of(field)
     flat = np.asarray(stored).reshape(-1)
     if isinstance(dtype, torch.dtype):

@@ -1,6 +1,4 @@
-"""Descriptions of many files, read from their headers in threads and optionally cached in a file,
-an index.
-"""
+"""Descriptions of many files, from their headers, or from an index: a file that caches them."""
 
 import json
 import os
@@ -12,10 +10,8 @@ from typing import Any
 
 from compss_train._utils.files import write_atomic
 from compss_train.data.layout import Description, Field
-from compss_train.data.readers import TableReader
 from compss_train.data.readers.base import Reader, reader_id
 from compss_train.data.reading import bad_file_errors
-from compss_train.data.text_columns import text_among_numbers
 from compss_train.exceptions import BadFileError
 
 _VERSION = 2
@@ -27,9 +23,10 @@ def describe_files(
     files: Sequence[str],
     reader: Reader,
     keys: Collection[str] | None = None,
+    *,
     index: str | os.PathLike[str] | None = None,
-) -> list[Description | BadFileError]:
-    """Return the description of each file, or the error raised by reading it.
+) -> dict[str, Description | BadFileError]:
+    """Return the description of each file by path, or the error raised by reading it.
 
     ``index`` is a JSON file that caches the descriptions by path, ``None`` (default) for no cache.
     An entry is valid while the file's size and modification time are the same. An unreadable cache
@@ -37,11 +34,9 @@ def describe_files(
 
     Raises ``ValueError`` if ``index`` cannot be a file, or is a file but not an index.
     """
-    path = None if index is None else Path(index).absolute()
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ValueError(f"index={str(index)!r}: give the name of a file in an existing folder")
+    path = None if index is None else _index_path(index)
     entries = {} if path is None else _load(path)
-    new = {}
+    new_entries = {}
     name = "" if path is None else reader_id(reader)
     identity = f"{name} {None if keys is None else sorted(keys)}"
 
@@ -54,55 +49,23 @@ def describe_files(
                     return _description(entry)
                 description = reader.describe(file, keys)
                 if name and stamp:
-                    new[file] = {"stamp": [identity, *stamp], **asdict(description)}
+                    new_entries[file] = {"stamp": [identity, *stamp], **asdict(description)}
                 return description
         except BadFileError as error:
             return error
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="file-headers") as threads:
-        found = list(threads.map(describe, files))
-    if path is not None and new:
-        write_atomic(path, json.dumps({"version": _VERSION, "files": {**entries, **new}}))
-    return found
+        descriptions = list(threads.map(describe, files))
+    if path is not None and new_entries:
+        write_atomic(path, json.dumps({"version": _VERSION, "files": entries | new_entries}))
+    return dict(zip(files, descriptions, strict=True))
 
 
-def describe_tables(
-    files: Sequence[str],
-    reader: TableReader,
-    keys: Collection[str] | None = None,
-    index: str | os.PathLike[str] | None = None,
-) -> tuple[TableReader, list[Description | BadFileError]]:
-    """Return what ``describe_files`` does, and a reader to which each column is the same in all
-    files.
-
-    If a column has strings in one file of a format without types, its numbers in other files are
-    strings, too. Raises ``BadFileError`` for a value that is no number in a column in which most
-    distinct values are numbers.
-    """
-    found = describe_files(files, reader, keys, index)
-    good = {number: each for number, each in enumerate(found) if isinstance(each, Description)}
-    texts = {name for each in good.values() for name in each.classes}
-    if not reader.is_typed and (
-        others := [number for number, each in good.items() if texts - each.classes.keys()]
-    ):
-        reader = reader.with_texts(sorted(texts))
-        again = describe_files([files[number] for number in others], reader, keys, index)
-        for number, each in zip(others, again, strict=True):
-            found[number] = each
-            if isinstance(each, Description):
-                good[number] = each
-    for name in sorted(texts):
-        wrong = text_among_numbers(
-            {value for each in good.values() for value in each.classes.get(name, ())}
-        )
-        if wrong is not None:
-            number = next(
-                number for number, each in good.items() if wrong in each.classes.get(name, ())
-            )
-            raise BadFileError(
-                files[number], str(reader.text_among_numbers_error(files[number], name, wrong))
-            )
-    return reader, found
+def _index_path(index: str | os.PathLike[str]) -> Path:
+    path = Path(index).absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"index={str(index)!r}: give the name of a file in an existing folder")
+    return path
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -113,7 +76,8 @@ def _load(path: Path) -> dict[str, Any]:
         index = json.loads(content)
         entries: dict[str, Any] = index["files"] if index["version"] == _VERSION else {}
         for entry in entries.values():
-            _description(entry), entry["stamp"]
+            _description(entry)
+            entry["stamp"]
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return {}  # truncated or invalid
     return entries
@@ -125,9 +89,11 @@ def _description(entry: dict[str, Any]) -> Description:
         layout = {
             key: Field(field["dtype"], tuple(field["shape"])) for key, field in layout.items()
         }
-    classes = {name: tuple(values) for name, values in entry.get("classes", {}).items()}
-    blocks, integers = (tuple(entry.get(name, ())) for name in ("blocks", "integers"))
-    unread = int(entry.get("unread_frames", 0))
     return Description(
-        int(entry["rows"]), layout, blocks, classes, integers=integers, unread_frames=unread
+        rows=int(entry["rows"]),
+        layout=layout,
+        blocks=tuple(entry.get("blocks", ())),
+        classes={name: tuple(values) for name, values in entry.get("classes", {}).items()},
+        integers=tuple(entry.get("integers", ())),
+        unread_frames=int(entry.get("unread_frames", 0)),
     )

@@ -5,11 +5,11 @@ import math
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
-from typing import Any, Literal, Self, get_args
+from itertools import chain, pairwise
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -21,16 +21,17 @@ from compss_train._utils.validation import (
     warn_once,
     warn_user,
 )
-from compss_train.data import file_cache, file_index
+from compss_train.data import file_cache
 from compss_train.data import layout as layouts
 from compss_train.data.classes import find_classes
 from compss_train.data.columns import column_groups
+from compss_train.data.file_descriptions import DescribedFiles, describe_all, describe_counted
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, TableReader, as_reader
 from compss_train.data.readers import images as image_files
 from compss_train.data.readers.base import reader_id
-from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
+from compss_train.data.reading import FileBlock, FilePart, layout_of
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
@@ -46,6 +47,10 @@ SPLIT_PARTS = 20
 _LOADER_HINT = (
     "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 )
+
+
+_NamedRange: TypeAlias = tuple[str, int, int]
+"""The name of a file, or of a part of it, the first row, and the end."""
 
 
 class FileDataset:
@@ -116,6 +121,11 @@ class FileDataset:
     (pickles), or whose arrays, shapes or dtypes differ from those of the first file.
     """
 
+    blocks: dict[str, FileBlock]
+    files: list[str]
+    files_len: dict[str, int]
+    reference: str
+
     def __init__(
         self,
         files: FileNames,
@@ -135,151 +145,73 @@ class FileDataset:
         cache_bytes: int | None = None,
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
+        self.on_bad_file: OnBadFile = on_bad_file
         self.threads = check_count("threads", threads)
         self.file_buffer = check_count("file_buffer", file_buffer)
         self.cache = file_cache.make_cache(cache, cache_bytes)
-        names = file_names(files)
         # Resolved now: the working directory can change.
-        self._paths = {name: absolute(name) for name in names}
+        paths = {name: absolute(name) for name in file_names(files)}
+        self.weight = weight
         self.x, groups = column_groups("x", x)
         self.y = y
-        self.weight = weight
         if y is not None:
-            self.y, of_y = column_groups("y", y)
-            groups |= of_y
-        roles = [key for key in leaves((self.x, self.y, weight)) if key is not None]
-        keys = roles if keys is None and groups else keys
+            self.y, groups_of_y = column_groups("y", y)
+            groups |= groups_of_y
+        arrays = [key for key in leaves((self.x, self.y, weight)) if key is not None]
+        keys = arrays if keys is None and groups else keys
         if isinstance(keys, str) or not isinstance(keys, Collection | None):
             raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
         self.keys = None if keys is None else tuple(keys)
-        alone = (key for key in (*roles, *(self.keys or ())) if key not in groups)
-        used = tuple(dict.fromkeys(chain(*groups.values(), alone)))
-        self.reader = as_reader(reader, names).with_columns(groups, used, classes or {})
-        self.on_bad_file: OnBadFile = on_bad_file
-        self.skipped: dict[str, str] = {}
-        described = self._describe(names, files_len, index)
-        found: dict[str, set[Any]] = {}  # a file may lack some of the classes
-        for name, values in chain.from_iterable(
-            each.classes.items() for each in described.values()
-        ):
-            found.setdefault(name, set()).update(values)
-        self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(
-            classes or {}
+        ungrouped = [key for key in (*arrays, *(self.keys or ())) if key not in groups]
+        columns = tuple(dict.fromkeys(chain(*groups.values(), ungrouped)))
+        described = _describe(
+            paths,
+            as_reader(reader, [*paths]).with_columns(groups, columns, classes or {}),
+            files_len,
+            keys=self.keys,
+            index=index,
+            skip=on_bad_file == "skip",
         )
-        self.integers = set.intersection(*(set(each.integers) for each in described.values()))
-        """Columns of integers beside other columns of an array."""
-        if found:
-            self.reader = self.reader.with_columns({}, (), self.classes)
-        layout = next(iter(described.values())).layout
-        if layout is not None and isinstance(self.reader, TableReader):
-            self.reader, layout = self.reader.with_integers(layout, {*self.integers, *self.classes})
-        self.blocks: dict[str, FileBlock] = {}
-        for name, each in described.items():
-            sizes = each.blocks or (each.rows,)
-            for number, (first, rows) in enumerate(
-                zip(accumulate(sizes, initial=0), sizes, strict=False)
-            ):
-                self.blocks[name if len(sizes) == 1 else f"{name}#{number}"] = FileBlock(
-                    path=self._paths[name],
-                    part=None if len(sizes) == 1 else number,
-                    first=first,
-                    rows=rows,
-                    file_rows=each.rows,
-                    files=each.files[first : first + rows],
-                )
-        self.files = list(self.blocks)
-        self.files_len = {name: block.rows for name, block in self.blocks.items()}
-        self.reference = self.files[0]
-        if layout is not None:
-            self.layout = layout
+        self.skipped = described.skipped
+        self.reader = described.reader
+        self._set_columns([*described.descriptions.values()], classes or {})
+        blocks: dict[str, FileBlock] = {}
+        for name, description in described.descriptions.items():
+            blocks |= _blocks_of(name, paths[name], description)
+        _set_blocks(self, blocks)
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
-        if unread := {
-            name: each.unread_frames for name, each in described.items() if each.unread_frames
-        }:
-            warn_user(
-                f"{sum(unread.values())} frames or pages of images are not read, the first of "
-                f"them in {next(iter(unread))}: only the first frame of an image is a sample"
-            )
-        for name, each in described.items():
-            if left_out := each.unread_files:
-                warn_user(
-                    f"{len(left_out)} images in {name} are no samples, the first of them "
-                    f"{left_out[0]}: only those in subfolders, one a class, are read, and of the "
-                    f"formats {', '.join(image_files.SUFFIXES)}"
-                )
+        _warn_of_unread(described.descriptions)
 
-    def _describe(
-        self,
-        names: list[str],
-        files_len: Mapping[str, int] | None,
-        index: str | os.PathLike[str] | None,
-    ) -> dict[str, layouts.Description]:
-        """Return the descriptions of the valid files, checked against the first one.
+    def _set_columns(
+        self, descriptions: Sequence[layouts.Description], classes: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Set what columns are in all files: their classes, and whether they are integers.
 
-        With ``files_len``, only one valid file is opened, for its layout.
+        ``classes`` are those that the user has given.
         """
-        reader = self.reader
-        options = (self.keys, index)
-        paths = list(self._paths.values())
-
-        def described(
-            paths: Sequence[str],
-        ) -> tuple[Reader, list[layouts.Description | BadFileError]]:
-            if isinstance(reader, TableReader):
-                return file_index.describe_tables(paths, reader, *options)
-            return reader, file_index.describe_files(paths, reader, *options)
-
-        found: Iterable[layouts.Description | BadFileError]
-        if files_len is None:
-            self.reader, found = described(paths)
-        else:
-            for name in names:
-                if name not in files_len:
-                    raise ValueError(
-                        f"files_len lacks {name}; give a number of samples for each file"
-                    )
-                check_count(f"files_len[{name!r}]", files_len[name])
-            found = (described([path])[1][0] for path in paths)
-        good: dict[str, layouts.Description] = {}
-        for name, path, each in zip(names, paths, found, strict=False):
-            try:
-                if isinstance(each, BadFileError):
-                    raise each
-                if files_len is not None and each.rows != files_len[name]:
-                    raise BadFileError(
-                        path, (f"has {each.rows} samples, but files_len has {files_len[name]}")
-                    )
-                reference, first = next(iter(good.items()), (name, each))
-                with bad_file_errors(path):
-                    layouts.check_same_description(each, first, reference)
-            except BadFileError as error:
-                if self.on_bad_file == "raise":
-                    raise
-                self.skipped[error.file] = error.reason
-            else:
-                good[name] = each
-                if files_len is not None:
-                    break
-        if not good:
-            raise ValueError(
-                f"all {len(names)} files were skipped; the last one "
-                f"{list(self.skipped.values())[-1]}"
-            )
-        if files_len is None:
-            return good
-        like = replace(next(iter(good.values())), blocks=(), files=())
-        return {
-            n: replace(like, rows=int(files_len[n]))
-            for n in names
-            if self._paths[n] not in self.skipped
-        }
+        values_of_columns: dict[str, set[Any]] = {}  # a file may lack some of the classes
+        for description in descriptions:
+            for column, values in description.classes.items():
+                values_of_columns.setdefault(column, set()).update(values)
+        self.classes = {
+            column: find_classes(column, values) for column, values in values_of_columns.items()
+        } | dict(classes)
+        self.integers = set.intersection(
+            *(set(description.integers) for description in descriptions)
+        )
+        """Columns of integers beside other columns of an array."""
+        if values_of_columns:
+            self.reader = self.reader.with_columns({}, (), self.classes)
+        layout = descriptions[0].layout
+        if layout is not None and isinstance(self.reader, TableReader):
+            self.reader, layout = self.reader.with_integers(layout, {*self.integers, *self.classes})
+        if layout is not None:
+            self.layout = layout
 
     @cached_property
     def layout(self) -> layouts.Layout:
-        """Dtypes and shapes of the arrays; reads the first valid file if the reader can only count
-        samples.
-        """
+        """Dtypes and shapes of the arrays; a file is read if its reader can only count samples."""
         for number, name in enumerate(self.files):
             block = self.blocks[name]
             part = FilePart(
@@ -297,7 +229,8 @@ class FileDataset:
             else:
                 self.reference = name
                 self.layout = layout_of(arrays)
-                if (entry := self.part([number]).cache_entry(number)) is not None:
+                entry = self.part([number]).cache_entry(number)
+                if entry is not None:
                     entry.store(arrays)
                 return self.layout
         raise ValueError(
@@ -332,18 +265,21 @@ class FileDataset:
                 "without a step"
             )
         start, stop, _ = batch.indices(len(self))
-        firsts = zip(accumulate(self.sizes, initial=0), self.files_len.items(), strict=False)
-        ranges = (
-            (name, max(0, start - first), min(rows, stop - first)) for first, (name, rows) in firsts
-        )
-        return self._of([each for each in ranges if each[1] < each[2]])
+        ranges = []
+        first = 0
+        for name, rows in self.files_len.items():
+            low = max(0, start - first)
+            high = min(rows, stop - first)
+            if low < high:
+                ranges.append((name, low, high))
+            first += rows
+        return self._of(ranges)
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
-        """Return two data sets, the second with about this fraction of the samples, in files drawn
-        by the seed.
+        """Return two data sets, the second with about this fraction of the samples.
 
-        Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one
-        would be empty.
+        The seed draws its files. Fewer than 20 files are cut into ranges of their rows first.
+        Raises ``ValueError`` if one would be empty.
         """
         check_fraction("fraction", fraction)
         parts = self._ranges(SPLIT_PARTS)
@@ -353,21 +289,15 @@ class FileDataset:
                 f"fraction={fraction} of {len(parts)} parts is {count}; give another fraction"
             )
         order = np.random.default_rng(seed).permutation(len(parts))
-        own, others = (
-            self._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count])
-        )
-        return own, others
+        remaining = self._of([parts[number] for number in sorted(order[count:])])
+        return remaining, self._of([parts[number] for number in sorted(order[:count])])
 
     def cut(self, parts: int) -> Self:
-        """Return a data set of at least this many parts: ranges of rows if there are fewer
-        files.
-        """
+        """Return a data set of at least this many parts: ranges of rows if files are fewer."""
         return self if parts <= len(self.files) else self._of(self._ranges(parts))
 
-    def _ranges(self, parts: int) -> list[tuple[str, int, int]]:
-        """Return at least this many ranges of rows if there are fewer files: a file's name, first
-        row, and end.
-        """
+    def _ranges(self, parts: int) -> list[_NamedRange]:
+        """Return the files in ranges of rows, at least this many."""
         pieces = math.ceil(parts / len(self.files))
         if pieces > 1 and isinstance(self.reader, TableReader):
             warn_once(
@@ -381,36 +311,27 @@ class FileDataset:
             ranges += [(name, start, stop) for start, stop in pairwise(bounds)]
         return ranges
 
-    def _of(self, ranges: Sequence[tuple[str, int, int]]) -> Self:
-        """Return a data set of these rows: names of files or of their parts, first rows, and
-        ends.
-        """
+    def _of(self, ranges: Sequence[_NamedRange]) -> Self:
+        """Return a data set of these rows."""
         if not ranges:
             raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
         dataset = copy.copy(self)
-        dataset_blocks = {}
+        blocks = {}
         for name, start, stop in ranges:
             block = self.blocks[name]
             part = replace(
                 block, first=block.first + start, rows=stop - start, files=block.files[start:stop]
             )
-            dataset_blocks[name if part == block else f"{name}[{start}:{stop}]"] = part
-        dataset.blocks = dataset_blocks
-        dataset.files = list(dataset_blocks)
-        dataset.files_len = {name: block.rows for name, block in dataset_blocks.items()}
-        dataset.reference = dataset.files[0]
+            blocks[name if part == block else f"{name}[{start}:{stop}]"] = part
+        _set_blocks(dataset, blocks)
         return dataset
 
     def __getitems__(self, batches: Any) -> Any:
-        """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the
-        sampler's batches.
-        """
+        """Raise ``TypeError``: with a batch size, ``DataLoader`` would batch batches."""
         raise TypeError(f"a sampler of files yields whole batches; {_LOADER_HINT}")
 
     def with_floats(self, floats: str) -> Self:
-        """Return this data set; for tables with floats of other dtypes, a copy that converts them
-        to ``floats``.
-        """
+        """Return this data set, or one of tables that converts other floats to ``floats``."""
         reader, layout = self.reader.with_floats(self.layout, floats)
         if reader is self.reader:
             return self
@@ -425,9 +346,7 @@ class FileDataset:
 
     @cached_property
     def _reader_id(self) -> str:
-        """Identifies the reader in the cache; a reader that cannot be pickled is unique to its data
-        set.
-        """
+        """Identifies the reader in the cache: by chance, if it cannot be pickled."""
         return reader_id(self.reader) or secrets.token_hex(16)
 
     def part(self, numbers: Sequence[int], keys: tuple[str, ...] | None = None) -> FilePart:
@@ -447,17 +366,15 @@ class FileDataset:
         )
 
     def fingerprint(self) -> int | None:
-        """Return a checksum of some bytes of some files, to detect other data; ``None`` if they are
-        not here.
-        """
+        """Return a checksum of some bytes of some files; ``None`` if they cannot be opened here."""
         blocks = list(self.blocks.values())
         checksum = 0
         for block in blocks[:: math.ceil(len(blocks) / FINGERPRINT_FILES)]:
             try:
                 with open(block.row_names()[0] if block.files else block.path, "rb") as file:
                     size = file.seek(0, os.SEEK_END)
-                    # Of .npz the directory.
-                    for place in (0, size // 2, max(0, size - FINGERPRINT_BYTES)):
+                    end = max(0, size - FINGERPRINT_BYTES)  # where .npz has its directory
+                    for place in (0, size // 2, end):
                         file.seek(place)
                         checksum = zlib.crc32(file.read(FINGERPRINT_BYTES), checksum)
             except OSError:
@@ -469,24 +386,20 @@ class FileDataset:
 
         Raises ``ValueError`` if an array is missing.
         """
-        names = list(self.layout)
-        if (
-            len(names) == 1
-            and self.x in ("x", names[0])
-            and self.y in ("y", None)
-            and self.y != names[0]
-        ):
-            return (names[0],)
-        wanted = {"x": self.x} if self.y is None or not targets else {"x": self.x, "y": self.y}
-        for role, given in wanted.items():
-            for name in leaves(given):
+        if len(self.layout) == 1:
+            (name,) = self.layout
+            if self.x in ("x", name) and self.y in ("y", None) and self.y != name:
+                return (name,)
+        names = {"x": leaves(self.x)}
+        if self.y is not None and targets:
+            names["y"] = leaves(self.y)
+        for role, names_of_role in names.items():
+            for name in names_of_role:
                 self._check_key(role, name)
-        return tuple(leaves(wanted))
+        return tuple(chain(*names.values()))
 
     def weight_key(self) -> str | None:
-        """Return the name of the array of weights, if any; raise ``ValueError`` if the array is
-        unsuitable.
-        """
+        """Return the name of the array of weights, if any; ``ValueError`` if it is unsuitable."""
         if self.weight is not None:
             self._check_key("weight", self.weight)
             layouts.check_weight_shape(
@@ -512,3 +425,62 @@ class FileDataset:
     def __repr__(self) -> str:
         keys = list(vars(self).get("layout", ()))  # the file of an unknown one is not read for this
         return f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {keys})"
+
+
+def _describe(
+    paths: Mapping[str, str],
+    reader: Reader,
+    files_len: Mapping[str, int] | None,
+    **options: Any,
+) -> DescribedFiles:
+    if files_len is None:
+        return describe_all(paths, reader, **options)
+    return describe_counted(paths, reader, files_len, **options)
+
+
+def _set_blocks(dataset: FileDataset, blocks: dict[str, FileBlock]) -> None:
+    """Set the blocks of a data set, and what follows from them."""
+    dataset.blocks = blocks
+    dataset.files = list(blocks)
+    dataset.files_len = {name: block.rows for name, block in blocks.items()}
+    dataset.reference = dataset.files[0]
+
+
+def _blocks_of(name: str, path: str, description: layouts.Description) -> dict[str, FileBlock]:
+    """Return the blocks of a file by name: one, or one for each part that can be read alone."""
+    sizes = description.blocks or (description.rows,)
+    is_whole = len(sizes) == 1
+    blocks = {}
+    first = 0
+    for number, rows in enumerate(sizes):
+        blocks[name if is_whole else f"{name}#{number}"] = FileBlock(
+            path=path,
+            part=None if is_whole else number,
+            first=first,
+            rows=rows,
+            file_rows=description.rows,
+            files=description.files[first : first + rows],
+        )
+        first += rows
+    return blocks
+
+
+def _warn_of_unread(descriptions: Mapping[str, layouts.Description]) -> None:
+    unread_frames = {
+        name: description.unread_frames
+        for name, description in descriptions.items()
+        if description.unread_frames
+    }
+    if unread_frames:
+        warn_user(
+            f"{sum(unread_frames.values())} frames or pages of images are not read, the first of "
+            f"them in {next(iter(unread_frames))}: only the first frame of an image is a sample"
+        )
+    for name, description in descriptions.items():
+        images = description.unread_files
+        if images:
+            warn_user(
+                f"{len(images)} images in {name} are no samples, the first of them {images[0]}: "
+                "only those in subfolders, one a class, are read, and of the formats "
+                f"{', '.join(image_files.SUFFIXES)}"
+            )

@@ -18,26 +18,25 @@ from compss_train.data.values import check_dtype
 
 
 class FileContentError(ValueError):
-    """A file has invalid content. The message continues a sentence that starts with the file's
-    name.
-    """
+    """A file has invalid content; the message continues a sentence that starts with its name."""
 
 
 CONTENT_ERRORS = (
-    *(
-        ValueError,
-        LookupError,
-        TypeError,
-        ArithmeticError,
-        AttributeError,
-        EOFError,
-        RuntimeError,
-        AssertionError,
-    ),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, pickle.PickleError),
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    AssertionError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    pickle.PickleError,
 )
-"""What a parser raises besides ``OSError``; packages that access remote stores have their own
-classes.
+"""What a parser raises besides ``OSError``; packages for remote stores have classes of their own.
 """
 
 
@@ -66,9 +65,7 @@ class Description:
     layout: Layout | None
     """``None`` if the reader can only count the samples."""
     blocks: tuple[int, ...] = ()
-    """Number of rows of each separately readable part of the file, in order; empty for a file
-    without parts.
-    """
+    """Number of rows of each part that can be read separately, in order; empty without parts."""
     classes: Mapping[str, tuple[Any, ...]] = dataclass_field(default_factory=dict)
     """The distinct values of columns that are read as class indices."""
     files: tuple[str, ...] = ()
@@ -96,18 +93,13 @@ def is_supported(field: Field) -> bool:
         return True
     try:
         check_dtype(np.dtype(field.dtype))
-    except (
-        TypeError,
-        ValueError,
-    ):  # numpy cannot parse its own representation of structured dtypes
+    except (TypeError, ValueError):  # numpy cannot parse what it prints of structured dtypes
         return False
     return True
 
 
 def check_same_layout(layout: Layout, reference: Layout, name: str) -> None:
-    """Raise ``FileContentError`` unless the layout equals that of the reference file, called
-    ``name``.
-    """
+    """Raise ``FileContentError`` unless a layout equals that of the file called ``name``."""
     if set(layout) != set(reference):
         raise FileContentError(
             f"holds arrays {quote_names(layout)}, but {name} holds {quote_names(reference)}"
@@ -119,22 +111,26 @@ def check_same_layout(layout: Layout, reference: Layout, name: str) -> None:
             )
 
 
-def check_same_description(own: Description, reference: Description, name: str) -> None:
-    """Raise ``FileContentError`` unless columns are classes, and layouts equal, as in the file
-    called ``name``.
+def check_same_description(description: Description, reference: Description, name: str) -> None:
+    """Raise ``FileContentError`` unless a description fits that of the file called ``name``.
+
+    The same columns are classes, and layouts are equal.
     """
-
-    def held(described: Description, column: str) -> str:
-        kinds = sorted({type(value).__name__ for value in described.classes.get(column, ())})
-        return f"classes ({', '.join(kinds)})" if kinds else "numbers"
-
-    for column in own.classes.keys() | reference.classes.keys():
-        if (mine := held(own, column)) != (other := held(reference, column)):
+    for column in description.classes.keys() | reference.classes.keys():
+        content = _content_of(description, column)
+        reference_content = _content_of(reference, column)
+        if content != reference_content:
             raise FileContentError(
-                f"holds {mine} in {column!r}, but {name} holds {other}: make all of one type"
+                f"holds {content} in {column!r}, but {name} holds {reference_content}: make all "
+                "of one type"
             )
-    if own.layout is not None and reference.layout is not None:
-        check_same_layout(own.layout, reference.layout, name)
+    if description.layout is not None and reference.layout is not None:
+        check_same_layout(description.layout, reference.layout, name)
+
+
+def _content_of(description: Description, column: str) -> str:
+    kinds = sorted({type(value).__name__ for value in description.classes.get(column, ())})
+    return f"classes ({', '.join(kinds)})" if kinds else "numbers"
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
@@ -142,9 +138,9 @@ def common_length(lengths: Mapping[str, int]) -> int:
     if not lengths:
         raise FileContentError("holds no arrays")
     if len(set(lengths.values())) > 1:
-        described = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
+        lengths_text = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
         raise FileContentError(
-            f"holds arrays of different lengths: {described}; each needs a row per sample: "
+            f"holds arrays of different lengths: {lengths_text}; each needs a row per sample: "
             "select with keys="
         )
     length = next(iter(lengths.values()))

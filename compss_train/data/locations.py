@@ -1,6 +1,4 @@
-"""Where files are: names and patterns of local files and of files that ``fsspec`` reaches (S3, GCS,
-HTTP).
-"""
+"""Where files are: names and patterns, of local files and of those that ``fsspec`` reaches."""
 
 import glob
 import hashlib
@@ -18,38 +16,48 @@ from compss_train.data.layout import FileContentError
 FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _VERSIONS = {
-    *("etag", "lastmodified", "modified", "mtime", "created", "updated", "generation"),
-    *("version", "versionid", "blobid", "md5", "md5hash", "contentmd5", "crc32c", "sha256"),
+    "etag",
+    "lastmodified",
+    "modified",
+    "mtime",
+    "created",
+    "updated",
+    "generation",
+    "version",
+    "versionid",
+    "blobid",
+    "md5",
+    "md5hash",
+    "contentmd5",
+    "crc32c",
+    "sha256",
 }
 """The stores' names for the version of a file, in lower case."""
 
 
 def is_remote(name: str) -> bool:
-    """Return whether this is the name of a file in another store, such as
-    ``s3://bucket/train.parquet``.
-    """
+    """Return whether a name is that of a file in another store: ``s3://bucket/train.parquet``."""
     return "://" in name
 
 
 def absolute(name: str) -> str:
-    """Return an absolute path; names with ``://``, which are not local files, are returned
-    unchanged.
+    """Return an absolute path; the names of remote files, with ``://``, are returned unchanged.
 
     The archive of ``zip://train.npz::archive.zip`` is a local file.
     """
     if not is_remote(name):
         return os.path.abspath(name)
-    inner, chained, outer = name.rpartition("::")
-    return f"{inner}::{os.path.abspath(outer)}" if chained and not is_remote(outer) else name
+    file, separator, archive = name.rpartition("::")
+    if separator and not is_remote(archive):
+        return f"{file}::{os.path.abspath(archive)}"
+    return name
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a name in lower case, with the dot; the query of a URL is ignored, and
-    its archive.
-    """
+    """Return the suffix of a name in lower case, with the dot; a URL's query is no part of it."""
     if is_remote(name):
-        inner, _, archive = name.partition("::")
-        name = (inner if is_remote(inner) else archive).partition("?")[0]
+        file, _, archive = name.partition("::")
+        name = (file if is_remote(file) else archive).partition("?")[0]
     return PurePath(name).suffix.lower()
 
 
@@ -73,20 +81,26 @@ def file_names(files: FileNames) -> list[str]:
 
 def _matches(pattern: str) -> list[str]:
     if is_remote(pattern):
-        if not glob.has_magic(pattern.partition("?")[0] if pattern.startswith("http") else pattern):
-            return [pattern]
-        system, path = file_system(pattern)
-        if not pattern.startswith("http") and system.exists(path):  # brackets may be part of a name
-            return [pattern]
-        start = re.split(r"[*?[]", path)[0].rpartition("/")[0]
-        found = (each for each in system.glob(path) if not is_hidden(each.removeprefix(start)))
-        inner, chained, outer = pattern.partition("::")
-        if chained and is_remote(inner):  # in an archive
-            return [f"{inner.partition('://')[0]}://{each}::{outer}" for each in sorted(found)]
-        return sorted(map(system.unstrip_protocol, found))
+        return _remote_matches(pattern)
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     return sorted(glob.glob(pattern, recursive=True))
+
+
+def _remote_matches(pattern: str) -> list[str]:
+    is_http = pattern.startswith("http")
+    if not glob.has_magic(pattern.partition("?")[0] if is_http else pattern):
+        return [pattern]
+    system, path = file_system(pattern)
+    if not is_http and system.exists(path):  # brackets may be part of a name
+        return [pattern]
+    folder = re.split(r"[*?[]", path)[0].rpartition("/")[0]
+    matches = [match for match in system.glob(path) if not is_hidden(match.removeprefix(folder))]
+    file, separator, archive = pattern.partition("::")
+    if separator and is_remote(file):  # in an archive
+        protocol = file.partition("://")[0]
+        return [f"{protocol}://{match}::{archive}" for match in sorted(matches)]
+    return sorted(map(system.unstrip_protocol, matches))
 
 
 def is_folder(name: str) -> bool:
@@ -98,44 +112,39 @@ def is_folder(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or a folder in its path is hidden, or belongs to a system rather than
-    to the data.
-    """
+    """Return whether a file, or a folder in its path, is hidden or belongs to a system."""
     parts = (part for part in name.split("/") if part not in (".", ".."))
     return any(part.startswith(".") or part in ("__MACOSX", "@eaDir") for part in parts)
 
 
 def files_below(folder: str) -> list[str]:
-    """Return the files in a folder and its subfolders that are not hidden: names relative to it,
-    with slashes.
+    """Return the files below a folder that are not hidden, relative to it and with slashes.
 
     Links are followed, but each folder is listed once: links in a circle end.
     """
     if is_remote(folder):
         system, path = file_system(folder)
-        prefix = path.rstrip("/") + "/" if path else ""  # which an archive's root lacks
-        names = [
-            found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)
-        ]
+        prefix = path.rstrip("/") + "/" if path else ""  # an archive's root has none
+        names = [file.removeprefix(prefix) for file in system.find(path) if file.startswith(prefix)]
         return [name for name in names if not is_hidden(name)]
     names = []
     listed = set[tuple[int, int]]()
-    left = deque([""])
-    while left:
-        inside = left.popleft()
-        status = os.stat(os.path.join(folder, inside))
+    subfolders = deque([""])
+    while subfolders:
+        subfolder = subfolders.popleft()
+        path = os.path.join(folder, subfolder)
+        status = os.stat(path)
         if (status.st_dev, status.st_ino) in listed:
             continue
         listed.add((status.st_dev, status.st_ino))
-        with os.scandir(os.path.join(folder, inside)) as entries:
-            for entry in sorted(entries, key=lambda each: each.name):
-                name = inside + entry.name
+        with os.scandir(path) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
                 if is_hidden(entry.name):
                     continue
                 if entry.is_dir():
-                    left.append(f"{name}/")
+                    subfolders.append(f"{subfolder}{entry.name}/")
                 else:
-                    names.append(name)
+                    names.append(f"{subfolder}{entry.name}")
     return names
 
 
@@ -153,9 +162,7 @@ def open_binary(path: str) -> BinaryIO | Any:
 
 @contextmanager
 def openable(path: str) -> Iterator[str | BinaryIO | Any]:
-    """Yield an argument for libraries that open files: a local file's path, or an open remote
-    file.
-    """
+    """Yield what libraries that open files take: a local file's path, or an open remote file."""
     if not is_remote(path):
         _check_regular(path)
         yield path
@@ -180,18 +187,19 @@ def file_stamp(file: str) -> list[int] | None:
         return [status.st_size, status.st_mtime_ns]
     system, name = file_system(file)
     info = system.info(name)
-    versions = {
-        key: str(info[key])
-        for key in sorted(info)
-        if key.lower().replace("_", "").replace("-", "") in _VERSIONS and info[key] is not None
-    }
+    versions = {}
+    for key in sorted(info):
+        plain_key = key.lower().replace("_", "").replace("-", "")
+        if plain_key in _VERSIONS and info[key] is not None:
+            versions[key] = str(info[key])
+    if not versions:
+        return None
     digest = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
-    return [int(info.get("size") or 0), int(digest[:15], 16)] if versions else None
+    return [int(info.get("size") or 0), int(digest[:15], 16)]
 
 
 def file_system(path: str) -> tuple[Any, str]:
-    """Return the fsspec file system, with options from fsspec's configuration, and the name within
-    it.
+    """Return the file system of fsspec, and the name in it; options are from its configuration.
 
     Raises ``ImportError``, which names the package to install, if the store needs one that is
     missing, and ``ValueError`` for ``reference://``: a file of references chooses which other files
@@ -201,5 +209,7 @@ def file_system(path: str) -> tuple[Any, str]:
         raise ValueError(f"{path}: files of references are not read; name the files themselves")
     import fsspec
 
-    found: tuple[Any, str] = fsspec.core.url_to_fs(path)
-    return found
+    system: Any
+    name: str
+    system, name = fsspec.core.url_to_fs(path)
+    return system, name

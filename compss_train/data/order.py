@@ -1,5 +1,4 @@
-"""Random orders of blocks, samples and files: pure functions of seed and epoch, the same on every
-engine.
+"""Random orders of blocks, samples and files: pure functions of seed and epoch.
 
 An epoch's files are put in a new order, concatenated and cut into partitions of equal size. A
 partition consists of whole files and of row ranges of at most two files at its ends, so that it can
@@ -68,18 +67,17 @@ def bucketed_order(
         group = bounds[first : first + BUCKETED]
         rows = order[group[0][0] : group[-1][1]]
         ascending = rows[np.argsort(lengths[rows], kind="stable")]
-        taken = 0
+        first_row = 0
         for number in random.permutation(len(group)):
             start, stop = group[number]
-            result[start:stop] = ascending[taken : taken + stop - start]
-            taken += stop - start
+            end_row = first_row + stop - start
+            result[start:stop] = ascending[first_row:end_row]
+            first_row = end_row
     return result
 
 
 def sample_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
-    """Return a uniform permutation of all samples, as int32 if that can hold their numbers, else as
-    int64.
-    """
+    """Return a uniform permutation of all samples, as int32, or int64 where numbers need that."""
     numbers = np.arange(samples, dtype=np.int32 if samples < 2**31 else np.int64)
     _generator(seed, _Stream.SAMPLES, epoch).shuffle(numbers)
     return numbers
@@ -95,16 +93,12 @@ def worker_seed(seed: int, worker: int) -> int:
 
 
 def buffer_seed(seed: int, epoch: int, block: int) -> int:
-    """Return the seed of a buffer's draws; ``block`` is the first one that enters the buffer in
-    that epoch.
-    """
+    """Return the seed of a buffer's draws in an epoch; ``block`` enters the buffer first."""
     return _derived_seed(seed, _Stream.BUFFERS, epoch, block)
 
 
 def transform_seed(seed: int, epoch: int, block: int, position: int) -> int:
-    """Return the seed of a transform's draws for the batch whose first sample is at this place of
-    the epoch.
-    """
+    """Return the seed of a transform's draws for the batch that begins at a place of the epoch."""
     return _derived_seed(seed, _Stream.TRANSFORMS, epoch, block, position)
 
 
@@ -115,9 +109,7 @@ def partition_order(seed: int, epoch: int, partitions: int) -> list[int]:
 
 
 def partial_shuffle_generator(seed: int, epoch: int, *origin: int) -> np.random.Generator:
-    """Return the generator of a partial shuffle; ``origin`` is the place in the epoch where it
-    begins.
-    """
+    """Return the generator of a partial shuffle that begins at a place of the epoch, ``origin``."""
     return _generator(seed, _Stream.PARTIAL, epoch, *origin)
 
 
@@ -147,8 +139,7 @@ class RowRange:
 def partition_files(
     sizes: Sequence[int], partitions: int, seed: int, epoch: int
 ) -> list[list[RowRange]]:
-    """Return the partitions of an epoch: every row of every file once, in sizes that differ by one
-    at most.
+    """Return the partitions of an epoch, with every row once; sizes differ by one at most.
 
     The files are in the epoch's block order. The partitions are in a random order of their own.
     """
@@ -186,9 +177,7 @@ def rank_row_ranges(
 
 
 def rows_of_rank(rows: int, num_ranks: int, *, drop_last: bool) -> int:
-    """Return the number of rows of each rank: an equal share, rounded down with ``drop_last`` and
-    up without.
-    """
+    """Return the rows of each rank, an equal share: rounded down with ``drop_last``, else up."""
     return rows // num_ranks if drop_last else -(-rows // num_ranks)
 
 

@@ -49,8 +49,7 @@ def bad_file_errors(file: str) -> Iterator[None]:
 
 
 def _is_transient(file: str, error: Exception) -> bool:
-    """Return whether the machine, the network or the store of a remote file failed, rather than the
-    file.
+    """Return whether the machine, the network or a store failed, rather than the file.
 
     A remote file is missing only if a server has said so: fsspec's HTTP raises the same error
     without an answer.
@@ -64,21 +63,19 @@ def _is_transient(file: str, error: Exception) -> bool:
     if isinstance(error, FileNotFoundError):
         answer = getattr(error.__cause__, "response", error.__cause__)
         status = getattr(answer, "status_code", getattr(answer, "status", None))
-        unreachable = isinstance(answer, OSError) and not isinstance(answer, FileNotFoundError)
-        return unreachable if status is None else status not in (404, 410)
-    # Of HTTP clients, such as Hugging Face's, with the response but no number.
-    if isinstance(error, OSError):
+        if status is None:
+            return isinstance(answer, OSError) and not isinstance(answer, FileNotFoundError)
+        return status not in (404, 410)
+    if isinstance(error, OSError):  # those of HTTP clients may have a response and no number
         return error.errno is not None or hasattr(error, "response")
     return not isinstance(error, layouts.CONTENT_ERRORS)
 
 
 def _reason(file: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and not os.path.exists(file):
-        hint = (
-            "give a pattern as a string, not in a list"
-            if glob.has_magic(file)
-            else "give a name that is valid on the machine that reads it"
-        )
+        hint = "give a name that is valid on the machine that reads it"
+        if glob.has_magic(file):
+            hint = "give a pattern as a string, not in a list"
         return f"does not exist; {hint}"
     if os.path.isfile(file) and os.path.getsize(file) == 0:
         return "is empty"
@@ -108,9 +105,7 @@ class FileBlock:
         return self.path if self.part is None else f"{self.path}#{self.part}"
 
     def row_names(self) -> list[str]:
-        """Return a name for each row: an image's path, or the file and the number of the row
-        there.
-        """
+        """Return a name for each row: an image's path, or the file and the row's number there."""
         if self.files:
             return [image_path(self.path, name) for name in self.files]
         return [f"{self.path}[{row}]" for row in range(self.first, self.first + self.rows)]
@@ -140,8 +135,7 @@ class FilePart:
     """Identifies the reader in the cache."""
 
     def cache_entry(self, file: int) -> CacheEntry | None:
-        """Return the place of a file in the cache; ``None`` without a cache, or if it cannot hold
-        the file.
+        """Return the place of a file in the cache; ``None`` if there is no cache that can hold it.
 
         Raises ``BadFileError`` if there is no such file.
         """
@@ -153,15 +147,14 @@ class FilePart:
         if stamp is None:  # a change of the file could not be detected
             return None
         name = block.path if block.rows == block.file_rows else f"{block.path}#{block.first}"
-        return self.cache.entry(name, stamp, self.reader_id, block.rows, self.layout)
+        return self.cache.entry(name, stamp, self.reader_id, rows=block.rows, layout=self.layout)
 
     def read(self, row_range: RowRange) -> Arrays:
         """Return rows of a file; none is skipped."""
         return replace(self, skip=False).read_good(row_range)[0]
 
     def read_good(self, row_range: RowRange) -> tuple[Arrays, Mapping[int, BadFileError]]:
-        """Return rows of a file, and the errors of rows that are skipped, by their place in the
-        range.
+        """Return rows of a file, and the errors of skipped rows by their place in the range.
 
         Their values mean nothing; if these are all rows, arrays may be missing. Raises
         ``BadFileError`` if the file has an unexpected number of rows, or a layout that differs from
@@ -169,40 +162,42 @@ class FilePart:
         """
         block = self.blocks[row_range.file]
         reader = self._reader_of(block)
-        rows = (block.first + row_range.start, block.first + row_range.stop)
+        start = block.first + row_range.start
+        stop = block.first + row_range.stop
         try:
             with bad_file_errors(block.path):
                 if self.skip:
-                    arrays, number, bad = reader.read_good(
-                        block.path, *rows, self.keys, self.layout
+                    arrays, file_rows, errors = reader.read_good(
+                        block.path, start, stop, keys=self.keys, layout=self.layout
                     )
                 else:
-                    arrays, number = reader.read(block.path, *rows, self.keys)
-                    bad = {}
-                if len(bad) < len(row_range):
-                    self._check(block, arrays, number, *rows)
-                return arrays, bad
+                    arrays, file_rows = reader.read(block.path, start, stop, keys=self.keys)
+                    errors = {}
+                if len(errors) < len(row_range):
+                    self._check(block, arrays, file_rows, start=start, stop=stop)
+                return arrays, errors
         except BadFileError as error:
             raise BadFileError(block.name, error.reason) from error.__cause__
 
-    def _check(self, block: FileBlock, arrays: Arrays, rows: int, first: int, stop: int) -> None:
-        """Raise ``FileContentError`` unless these are rows ``first`` to ``stop`` of a file as it
-        was described.
-        """
+    def _check(
+        self, block: FileBlock, arrays: Arrays, file_rows: int, *, start: int, stop: int
+    ) -> None:
+        """Raise ``FileContentError`` unless these are rows of a file as it was described."""
         for key, array in arrays.items():
-            if len(array) != min(rows, stop) - first:
+            if len(array) != min(file_rows, stop) - start:
                 raise layouts.FileContentError(
-                    f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
+                    f"was read incorrectly: {key!r} lacks some of the rows {start} to {stop}"
                 )
-            if not layouts.is_supported(field := layouts.field_of(array)):
+            field = layouts.field_of(array)
+            if not layouts.is_supported(field):
                 raise layouts.FileContentError(
                     f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
                 )
             if field.dtype.endswith("uint64"):
                 signed(array)  # raises an error for what is too large
-        if rows != block.file_rows:
+        if file_rows != block.file_rows:
             raise layouts.FileContentError(
-                f"has {rows} samples, but {block.file_rows} were expected: check whether it "
+                f"has {file_rows} samples, but {block.file_rows} were expected: check whether it "
                 "changed, or files_len is wrong"
             )
         if self.layout is not None:
@@ -225,8 +220,9 @@ def read_arrays(
     """Read one array of each file into memory."""
     file_reader = as_reader(reader, names)
     blocks = []
-    for name in names:
-        with bad_file_errors(absolute(name)):
-            rows = file_reader.describe(absolute(name), (key,)).rows
-            blocks.append(file_reader.read(absolute(name), 0, rows, (key,))[0][key])
+    for path in map(absolute, names):
+        with bad_file_errors(path):
+            rows = file_reader.describe(path, (key,)).rows
+            arrays, _ = file_reader.read(path, 0, rows, keys=(key,))
+            blocks.append(arrays[key])
     return blocks

@@ -1,8 +1,4 @@
-"""``SampleReader``: makes batches of samples that it reads by number; ``MapReader`` reads a
-map-style data set.
-
-``Roles`` say which parts of a sample are x and y, and ``stacked`` makes a batch of samples.
-"""
+"""``SampleReader``: reads samples by number; ``MapReader`` reads a map-style data set."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -34,8 +30,7 @@ class ReadBatch(NamedTuple):
 
 
 class SampleReader(ABC):
-    """Reads samples in workers: a column of the data holds sample numbers instead of the samples
-    themselves.
+    """Reads samples in workers: a column of the data holds their numbers instead of themselves.
 
     A process keeps the object between tasks, so it may hold files open.
     """
@@ -49,8 +44,7 @@ class SampleReader(ABC):
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
     ) -> ReadBatch:
-        """Return the batch of samples with these numbers, the first of which has this position in
-        the epoch.
+        """Return the samples with these numbers; ``position`` is that of the first in the epoch.
 
         ``collate`` makes batches from lists of (x, y), like ``build(collate=...)``.
         """
@@ -62,12 +56,10 @@ class SampleReader(ABC):
 
     def read_first(self) -> ReadBatch:
         """Return a batch of the first sample."""
-        return self.read(np.zeros(1, np.int64), 0, 0, lambda _: 0, None)
+        return self.read(np.zeros(1, np.int64), 0, 0, reseed=lambda _: 0, collate=None)
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
-        """Return a checksum of the samples at the ends of blocks, or ``None`` if it would be
-        costly.
-        """
+        """Return a checksum of the samples at the ends of blocks, or ``None`` if that is costly."""
         return None
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -77,9 +69,7 @@ class SampleReader(ABC):
 
 @dataclass(eq=False)
 class MapReader(SampleReader):
-    """Reads a map-style data set: with ``__getitem__``, or ``__getitems__`` for many samples at a
-    time.
-    """
+    """Reads a map-style data set by ``__getitem__``, or by ``__getitems__`` a batch at once."""
 
     dataset: Any
     roles: Roles
@@ -88,17 +78,17 @@ class MapReader(SampleReader):
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
     ) -> ReadBatch:
-        """Return the batch; the data set's random draws are seeded for each sample, or for the
-        batch of several.
-        """
+        """Return the batch; random draws are seeded for each sample, or for all if read at once."""
         read_many = getattr(self.dataset, "__getitems__", None)
         if read_many is None:
-            each = enumerate(numbers.tolist(), position)
-            samples = [self._sample(number, position, reseed) for position, number in each]
+            samples = [
+                self._sample(number, position + place, reseed)
+                for place, number in enumerate(numbers.tolist())
+            ]
         else:
             reseed(position)
             samples = list(read_many(numbers.tolist()))
-        return batch_of(samples, self.roles, self.collate, collate)
+        return batch_of(samples, self.roles, self.collate, collate=collate)
 
     def _sample(self, number: int, position: int, reseed: Reseed) -> Any:
         reseed(position)
@@ -109,37 +99,34 @@ class MapReader(SampleReader):
             raise
 
     def read_first(self) -> ReadBatch:
-        """Return a batch of the first sample, read by a copy: reading may open files that cannot be
-        pickled.
-        """
-        return SampleReader.read_first(MapReader(_own(self.dataset), self.roles, self.collate))
+        """Return a batch of the first sample, read by a copy: files may be opened for it."""
+        copied = _shallow_copy(self.dataset)
+        return SampleReader.read_first(MapReader(copied, self.roles, self.collate))
 
 
-def _own(dataset: Any) -> Any:
+def _shallow_copy(dataset: Any) -> Any:
     """Return a shallow copy of a data set and of the data sets that it consists of."""
-    own = copy.copy(dataset)
-    if isinstance(own, Subset):
-        own.dataset = _own(own.dataset)
-    elif isinstance(own, ConcatDataset):
-        own.datasets = [_own(part) for part in own.datasets]
-    return own
+    copied = copy.copy(dataset)
+    if isinstance(copied, Subset):
+        copied.dataset = _shallow_copy(copied.dataset)
+    elif isinstance(copied, ConcatDataset):
+        copied.datasets = [_shallow_copy(part) for part in copied.datasets]
+    return copied
 
 
 def batch_of(
-    samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None
+    samples: list[Any], roles: Roles, dataset_collate: Collate | None, *, collate: Collate | None
 ) -> ReadBatch:
     """Return the batch of some samples.
 
-    ``own`` is the data set's function, which gets unchanged samples; ``collate`` is ``build``'s,
-    which gets (x, y). Without either, samples are stacked.
+    ``dataset_collate`` is the data set's function, which gets unchanged samples; ``collate`` is
+    ``build``'s, which gets (x, y). Without either, samples are stacked.
     """
-    if own is not None:
-        made = own(samples)
-        x, y = roles.split(made)
-        as_made = y is None and (
-            x is made or (isinstance(x, Mapping) and isinstance(made, Mapping))
-        )
-        return ReadBatch(x, y, len(samples), as_made)
+    if dataset_collate is not None:
+        batch = dataset_collate(samples)
+        x, y = roles.split(batch)
+        is_whole = x is batch or (isinstance(x, Mapping) and isinstance(batch, Mapping))
+        return ReadBatch(x, y, len(samples), as_made=y is None and is_whole)
     pairs = [roles.split(sample) for sample in samples]
     if len({y is None for _, y in pairs}) > 1:
         raise ValueError(
@@ -148,5 +135,6 @@ def batch_of(
         )
     if collate is not None:
         return ReadBatch(*collate_pairs(collate, pairs), len(samples))
-    xs, ys = zip(*pairs, strict=True)
-    return ReadBatch(stacked(xs), None if ys[0] is None else stacked(ys), len(samples))
+    x = stacked([x for x, _ in pairs])
+    y = None if pairs[0][1] is None else stacked([y for _, y in pairs])
+    return ReadBatch(x, y, len(samples))

@@ -1,6 +1,6 @@
 """``Roles``: which parts of a sample are x and y."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -52,9 +52,8 @@ class Roles:
                 y = 1 if len(sample) == 2 else None
             else:
                 return sample, None
-        return _picked(
-            sample, _others(sample, y) if x is None else x
-        ), None if y is None else _picked(sample, y)
+        x_part = _picked(sample, _keys_besides(y, sample) if x is None else x)
+        return x_part, None if y is None else _picked(sample, y)
 
 
 def _picked(sample: Any, keys: Keys) -> Any:
@@ -62,27 +61,27 @@ def _picked(sample: Any, keys: Keys) -> Any:
         try:
             return sample[keys]
         except (KeyError, IndexError, TypeError):
-            names = range(len(sample)) if isinstance(sample, tuple | list) else sample
-            held = (
-                ", ".join(map(repr, names))
-                if isinstance(sample, Mapping | tuple | list)
-                else "none"
-            )
-            raise ValueError(f"a sample has no part {keys!r}, it has {held}") from None
+            parts = ", ".join(map(repr, _keys_of(sample))) if _has_parts(sample) else "none"
+            raise ValueError(f"a sample has no part {keys!r}, it has {parts}") from None
     picked = {key: _picked(sample, key) for key in keys}
     return tuple(picked.values()) if all(isinstance(key, int) for key in keys) else picked
 
 
-def _others(sample: Any, targets: Keys | None) -> Keys:
+def _keys_besides(targets: Keys | None, sample: Any) -> Keys:
     """Return the keys of all parts but the targets, or the key of the only one."""
-    if not isinstance(sample, Mapping | tuple | list):
+    if not _has_parts(sample):
         raise ValueError(
             f"y={targets!r}: a sample is a {type(sample).__name__}, which has no parts"
         )
-    taken = {targets} if isinstance(targets, str | int) else set(targets or ())
-    keys = [
-        key
-        for key in (sample if isinstance(sample, Mapping) else range(len(sample)))
-        if key not in taken
-    ]
+    target_keys = {targets} if isinstance(targets, str | int) else set(targets or ())
+    keys = [key for key in _keys_of(sample) if key not in target_keys]
     return keys[0] if len(keys) == 1 else keys
+
+
+def _has_parts(sample: Any) -> bool:
+    return isinstance(sample, Mapping | tuple | list)
+
+
+def _keys_of(sample: Any) -> Iterable[Key]:
+    """Return the keys of the parts of a sample: names, or indices."""
+    return sample if isinstance(sample, Mapping) else range(len(sample))

@@ -1,6 +1,4 @@
-"""``Samples``: a data set that is an object, map-style or iterable, which workers read block by
-block.
-"""
+"""``Samples``: a data set that is an object, map-style or iterable, and that workers read."""
 
 from collections.abc import Callable, Sequence, Sized
 from copy import copy
@@ -70,8 +68,8 @@ class Samples:
     ) -> None:
         self.is_stream = isinstance(dataset, IterableDataset)
         _check_dataset(dataset)
-        for name, given in (("size", size), ("worker_init_fn", worker_init_fn)):
-            if given is not None and not self.is_stream:
+        for name, value in (("size", size), ("worker_init_fn", worker_init_fn)):
+            if value is not None and not self.is_stream:
                 raise ValueError(
                     f"{name}= belongs to an IterableDataset; leave it out for a "
                     f"{type(dataset).__name__}"
@@ -89,9 +87,7 @@ class Samples:
         """The batch size of the ``DataLoader`` that these samples were taken from."""
 
     def sizes(self, blocks: int) -> list[int]:
-        """Return the sizes of the blocks, ``blocks`` of them by default; 1 for shards of unknown
-        size.
-        """
+        """Return the sizes of the blocks, ``blocks`` by default; 1 for shards of unknown size."""
         number = self.blocks or blocks
         total = self.size if self.is_stream else len(self.dataset)
         if total is None:
@@ -99,8 +95,9 @@ class Samples:
         return [stop - start for start, stop in even_parts(total, min(number, total))]
 
     def reader(self, blocks: int, floats: str | None) -> SampleReader:
-        """Return the workers' reader of the samples in this number of blocks; table columns become
-        ``floats``.
+        """Return the workers' reader of the samples in this number of blocks.
+
+        Floating-point columns of tables become ``floats``.
         """
         if self.is_stream:
             return StreamReader(
@@ -119,36 +116,33 @@ class Samples:
 
     @property
     def tensors(self) -> tuple[Any, Any] | None:
-        """x and y if the data set is a ``TensorDataset`` of exactly these; ``None`` for other data
-        sets.
-        """
-        kind = type(self.dataset)
-        plain = not (self.collate or self.blocks) and self.roles == Roles()
-        if not plain or kind is not torch_data.TensorDataset or len(self.dataset.tensors) > 2:
+        """x and y if the data set is a ``TensorDataset`` of exactly these, or else ``None``."""
+        has_options = self.collate or self.blocks or self.roles != Roles()
+        if has_options or type(self.dataset) is not torch_data.TensorDataset:
             return None
-        x, *y = self.dataset.tensors
-        return x, y[0] if y else None
+        tensors = self.dataset.tensors
+        if len(tensors) > 2:
+            return None
+        return tensors[0], tensors[1] if len(tensors) == 2 else None
 
     def select(self, numbers: Sequence[int]) -> "Samples":
-        """Return these samples of a map-style data set only, by number; raise ``TypeError`` for
-        another one.
-        """
+        """Return some samples of a map-style data set, by number; ``TypeError`` for another one."""
         if self.is_stream:
             raise TypeError(
                 f"the samples of {self} have no numbers to select them by; give a "
                 "map-style data set"
             )
         selected = copy(self)
-        own = _is_hugging_face(self.dataset)
-        selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)
+        if _is_hugging_face(self.dataset):
+            selected.dataset = self.dataset.select(numbers)
+        else:
+            selected.dataset = Subset(self.dataset, numbers)
         return selected
 
     def __repr__(self) -> str:
         number = self.size if self.is_stream else len(self.dataset)
-        return (
-            f"Samples({type(self.dataset).__name__}, "
-            f"{'unknown number of' if number is None else number} samples)"
-        )
+        count = "unknown number of" if number is None else number
+        return f"Samples({type(self.dataset).__name__}, {count} samples)"
 
 
 def _check_dataset(dataset: Any) -> None:
@@ -160,9 +154,8 @@ def _check_dataset(dataset: Any) -> None:
             f"dataset is a {kind}, which has columns rather than samples: give x=frame[[...]] "
             "and y=frame[...] to fit"
         )
-    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(
-        dataset, dict
-    ):
+    is_map_style = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")
+    if not is_map_style or isinstance(dataset, dict):
         raise TypeError(
             f"dataset is a {kind}; give one with __len__ and __getitem__ (of a dict of splits "
             "one split, such as dataset['train']), or an IterableDataset of torch.utils.data"
@@ -172,9 +165,7 @@ def _check_dataset(dataset: Any) -> None:
 
 
 def _is_hugging_face(value: Any) -> bool:
-    """Return whether a value is a data set of Hugging Face, or a dict of them, without importing
-    that package.
-    """
+    """Return whether a value is a data set of Hugging Face, or a dict of them; imports nothing."""
     return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
 
 
@@ -186,32 +177,33 @@ def as_samples(value: Any) -> Samples | None:
     if isinstance(value, Samples):
         return value
     if isinstance(value, DataLoader):
-        return _taken_apart(value)
-    return (
-        Samples(value) if isinstance(value, torch_data.Dataset) or _is_hugging_face(value) else None
-    )
+        return _samples_of_loader(value)
+    if isinstance(value, torch_data.Dataset) or _is_hugging_face(value):
+        return Samples(value)
+    return None
 
 
-def _taken_apart(loader: DataLoader[Any]) -> Samples:
+def _samples_of_loader(loader: DataLoader[Any]) -> Samples:
     dataset = loader.dataset
-    batches = loader.batch_sampler
-    if type(batches) is not torch_data.BatchSampler:
-        given = (
-            "batch_size=None" if batches is None else f"batch_sampler={type(batches).__name__}(...)"
-        )
+    batch_sampler = loader.batch_sampler
+    if type(batch_sampler) is not torch_data.BatchSampler:
+        argument = f"batch_sampler={type(batch_sampler).__name__}(...)"
+        if batch_sampler is None:
+            argument = "batch_size=None"
         raise ValueError(
-            f"the DataLoader has {given}, so it makes batches itself, but workers must make "
+            f"the DataLoader has {argument}, so it makes batches itself, but workers must make "
             "their own: give fit(dataset, batch_size=...) a data set of single samples"
         )
     if not isinstance(dataset, IterableDataset):
-        _check_sampler(batches.sampler, dataset)
+        _check_sampler(batch_sampler.sampler, dataset)
+    is_default = loader.collate_fn is torch_data.default_collate
     samples = Samples(
         dataset,
-        collate=None if loader.collate_fn is torch_data.default_collate else loader.collate_fn,
+        collate=None if is_default else loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
-        drop_last=batches.drop_last,
+        drop_last=batch_sampler.drop_last,
     )
-    samples.batch_size = batches.batch_size
+    samples.batch_size = batch_sampler.batch_size
     return samples
 
 

@@ -1,6 +1,4 @@
-"""``StreamReader``: reads an ``IterableDataset``; a shard is what one worker of a ``DataLoader``
-would get.
-"""
+"""``StreamReader``: reads an ``IterableDataset`` in shards, as workers of a ``DataLoader`` do."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -32,12 +30,10 @@ class _Iteration:
     iterator: Iterator[Any] | None = None
 
     def continues_at(self, seed: int, position: int) -> bool:
-        """Return whether this iteration can continue a pass at a position; past its end there are
-        no samples.
-        """
-        return self.seed == seed and (
-            position == self.position or (self.ended and position > self.position)
-        )
+        """Return whether this iteration continues a pass at a position, or ended before it."""
+        if self.seed != seed:
+            return False
+        return position == self.position or (self.ended and position > self.position)
 
     def samples(self, stop: int, reseed: Reseed) -> Iterator[Any]:
         """Iterate over the samples up to a position, or the end."""
@@ -95,22 +91,24 @@ class StreamReader(SampleReader):
         """Return a batch of the next samples of a shard: fewer at its end, and then none."""
         shard = int(numbers[0])
         seed = reseed(0)
-        first = position
         iteration = self._iterations.get(shard)
-        if iteration is None or not iteration.continues_at(seed, first):
-            # Several workers may share this process, and modify the data set that they iterate
-            # over.
-            dataset = copy.copy(self.dataset)
-            if hasattr(dataset, "set_epoch"):
-                dataset.set_epoch(epoch)
-            worker = WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
-            iteration = self._iterations[shard] = _Iteration(seed, epoch, worker, self.initialize)
+        if iteration is None or not iteration.continues_at(seed, position):
+            iteration = self._begin(shard, seed, epoch)
+            self._iterations[shard] = iteration
         with worker_info(iteration.worker):
-            following = iteration.samples(first + len(numbers), reseed)
-            samples = list(islice(following, max(0, first - iteration.position), None))
+            following = iteration.samples(position + len(numbers), reseed)
+            samples = list(islice(following, max(0, position - iteration.position), None))
         if not samples or (self.drop_last and len(samples) < len(numbers)):
             return ReadBatch(None, None, 0)
-        return batch_of(samples, self.roles, self.collate, collate)
+        return batch_of(samples, self.roles, self.collate, collate=collate)
+
+    def _begin(self, shard: int, seed: int, epoch: int) -> _Iteration:
+        # Workers that share this process may modify the data set that they iterate over.
+        dataset = copy.copy(self.dataset)
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        worker = WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
+        return _Iteration(seed, epoch, worker, initialize=self.initialize)
 
     def has_ended(self, shard: int, epoch: int) -> bool:
         """Return whether the shard's pass of an epoch has ended."""

@@ -2,7 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ Part = Mapping[str, Block]
 def write_files(
     folder: str | os.PathLike[str], arrays: Mapping[str, Any], *, rows: int, format: str = "npz"
 ) -> list[str]:
-    """Write arrays to files of ``rows`` samples each (the last one may be smaller); return their
-    names in order.
+    """Write arrays to files of ``rows`` samples each, and return the files' names in order.
 
     Parameters
     ----------
@@ -40,7 +39,7 @@ def write_files(
         Arrays, tensors or blocked tensors by name, ``{"x": ..., "y": ...}``, with the same number
         of samples. Memory-mapped arrays are read one file's rows at a time.
     rows:
-        Number of samples in a file.
+        Number of samples in a file; the last file may have fewer.
     format:
         ``"npz"``, ``"npz-compressed"``, ``"npy"`` (one array), ``"pt"`` or ``"h5"`` (needs h5py).
 
@@ -52,12 +51,13 @@ def write_files(
         name: list(value.blocks()) if isinstance(value, BlockedTensor) else [as_block(value)]
         for name, value in arrays.items()
     }
+    lengths = {name: sum(map(len, array_blocks)) for name, array_blocks in blocks.items()}
     try:
-        length = common_length({name: sum(map(len, own)) for name, own in blocks.items()})
+        length = common_length(lengths)
     except FileContentError as error:
         raise ValueError(f"arrays={list(arrays)} {error}") from None
     parts = (
-        {name: concatenate(list(_rows(own, start, start + rows))) for name, own in blocks.items()}
+        {name: _rows(array_blocks, start, start + rows) for name, array_blocks in blocks.items()}
         for start in range(0, length, rows)
     )
     return write_parts(folder, parts, format=format)
@@ -71,7 +71,8 @@ def write_parts(
     suffix = f".{format.partition('-')[0]}"
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if existing := next(folder.glob(f"*{suffix}"), None):
+    existing = next(folder.glob(f"*{suffix}"), None)
+    if existing is not None:
         raise ValueError(
             f"{folder} already contains {existing.name}; give a folder without {suffix} files"
         )
@@ -87,22 +88,26 @@ def write_parts(
     return list(map(str, written))
 
 
-def _rows(blocks: Sequence[AnyBlock], start: int, stop: int) -> Iterator[Block]:
+def _rows(blocks: Sequence[AnyBlock], start: int, stop: int) -> Block:
+    """Return rows ``start`` to ``stop`` of consecutive blocks."""
+    parts = []
+    first = 0
     for block in blocks:
-        low = max(start, 0)
-        high = min(stop, len(block))
+        low = max(start - first, 0)
+        high = min(stop - first, len(block))
         if low < high:
-            yield load_block(block)[low:high]
-        start = start - len(block)
-        stop = stop - len(block)
+            parts.append(load_block(block)[low:high])
+        first += len(block)
+    return concatenate(parts)
 
 
 def _write(path: Path, part: Part, format: str) -> None:
-    if ragged := [name for name, block in part.items() if isinstance(block, Ragged)]:
-        raise ValueError(
-            f"{ragged[0]!r} holds sequences of different lengths, which these files cannot hold: "
-            "pad them, as Ragged(...).padded(0)"
-        )
+    for name, block in part.items():
+        if isinstance(block, Ragged):
+            raise ValueError(
+                f"{name!r} holds sequences of different lengths, which these files cannot hold: "
+                "pad them, as Ragged(...).padded(0)"
+            )
     if format == "pt":  # copies, as torch would save the whole array of a slice
         torch.save({name: copy_block(as_tensor(block)) for name, block in part.items()}, path)
         return
@@ -127,4 +132,5 @@ def _write(path: Path, part: Part, format: str) -> None:
             for name, array in arrays.items():
                 file[name] = array
     else:
-        write_npz(path, arrays, zipfile.ZIP_STORED if format == "npz" else zipfile.ZIP_DEFLATED)
+        compression = zipfile.ZIP_STORED if format == "npz" else zipfile.ZIP_DEFLATED
+        write_npz(path, arrays, compression)

@@ -70,13 +70,15 @@ def collated(
     """
     collate = replica.collate
     if reader is not None:
-        read = reader.read(batch.x.numpy(), batch.epoch, batch.position, reseed, collate)
+        read = reader.read(
+            batch.x.numpy(), batch.epoch, batch.position, reseed=reseed, collate=collate
+        )
         as_made = read.as_made or (collate is not None and read.y is None)
         batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples, as_made=as_made)
         if read.samples:
             batch = batch.to(replica.device)
     elif collate is not None:
-        x, y = collate_batch(collate, batch.x, batch.y, batch.samples)
+        x, y = collate_batch(collate, batch.x, batch.y, samples=batch.samples)
         made = batch._replace(x=x, y=y, samples_before=batch.samples, as_made=y is None)
         return made.to(replica.device)
     if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):

@@ -63,7 +63,8 @@ def numbers(value, rows=ROWS):
 
 def entry_of(cache, file, arrays, stamp=(1, 2), reader="reader"):
     layout = layout_of(arrays)
-    return cache.entry(file, list(stamp), reader, len(next(iter(arrays.values()))), layout)
+    rows = len(next(iter(arrays.values())))
+    return cache.entry(file, list(stamp), reader, rows=rows, layout=layout)
 
 
 def assert_same(got, arrays):

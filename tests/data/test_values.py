@@ -191,10 +191,10 @@ UNLIKE = {
 def test_no_part_of_a_sample_is_left_out_without_a_word(message, samples):
     for each in (samples, samples[::-1]):
         with pytest.raises(ValueError, match=message):
-            batch_of(each, Roles(), None, None)
+            batch_of(each, Roles(), None, collate=None)
     if message == NO_TARGET:
         with pytest.raises(ValueError, match=message):
-            batch_of(samples, Roles(), None, list)
+            batch_of(samples, Roles(), None, collate=list)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
