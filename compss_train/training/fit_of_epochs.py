@@ -85,15 +85,16 @@ class FitOfEpochs(Fit):
         sizes = self.data.sizes
         workers = session.num_workers
         remarks = [*self.data.remarks]
-        most = max(sizes)
-        where = f"any of {len(sizes)} blocks"
+        largest_batch = max(sizes)
+        source = f"any of {len(sizes)} blocks"
         if options.mixes_blocks:
-            most = -(-sum(sizes) // workers)
-            where = f"the share of each of {workers} workers"
-        if self.data.counted and options.batch_size is not None and options.batch_size > most:
+            largest_batch = -(-sum(sizes) // workers)
+            source = f"the share of each of {workers} workers"
+        batch_size = options.batch_size
+        if self.data.counted and batch_size is not None and batch_size > largest_batch:
             remarks.append(
-                f"batches have {most} samples at most, not batch_size={options.batch_size}: "
-                f"there are no more in {where}"
+                f"batches have {largest_batch} samples at most, not batch_size={batch_size}: "
+                f"there are no more in {source}"
             )
         if session.engine_class.traits.asynchronous and 0 < session.slots < workers:
             remarks.append(

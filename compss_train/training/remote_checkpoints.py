@@ -63,10 +63,10 @@ class RemoteFolder:
         """
         if not self._system.exists(self._path):
             return
-        kept = {path.name for path in list_checkpoints(self.copy).values()}
+        local_names = {path.name for path in list_checkpoints(self.copy).values()}
         for name in self._system.ls(self._path, detail=False):
             folder = name.rstrip("/").rpartition("/")[2]
-            if ROUND_FOLDER.fullmatch(folder) and folder not in kept:
+            if ROUND_FOLDER.fullmatch(folder) and folder not in local_names:
                 self._system.rm(name, recursive=True)
 
 

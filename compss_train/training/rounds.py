@@ -18,6 +18,7 @@ from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
 from compss_train.model.parts import joined
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
+from compss_train.training.data_source import DataSource
 from compss_train.training.fit_of_epochs import FitOfEpochs
 from compss_train.training.inference import (
     VALIDATION,
@@ -154,13 +155,11 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
     return session.publish(job)
 
 
-def _validation_tasks(fit: FitOfEpochs) -> Inference | None:
+def _validation_tasks(fit: FitOfEpochs, validation: DataSource) -> Inference:
     """Return the evaluation on the validation data; tries a batch that only tasks can evaluate."""
-    if fit.validation is None:
-        return None
     model = fit.session.model
-    tasks = Inference(fit.session, fit.validation, name=VALIDATION)
-    if is_for_tasks(fit.validation, model.built) and not fit.validation.is_stream:
+    tasks = Inference(fit.session, validation, name=VALIDATION)
+    if is_for_tasks(validation, model.built) and not validation.is_stream:
         tasks.try_first_batch(model.parameters)
     return tasks
 
@@ -178,7 +177,9 @@ class RoundLoop(FitRun):
         self._name = secrets.token_hex(8)
         """A name that no other fit has."""
         self._data = PublishedData(self._engine, fit.data)
-        self._validation = _validation_tasks(fit)
+        self._validation: Inference | None = None
+        if fit.validation is not None:
+            self._validation = _validation_tasks(fit, fit.validation)
         self._job = _published_job(fit, self._name)
         self._merging = _new_schedule(fit)
         self._chunks = _chunks(fit, self._merging)
@@ -222,9 +223,9 @@ class RoundLoop(FitRun):
             self._cancel_submitted()
         if not self._complete:
             return None
-        last = self._complete[-1]
+        last_round = self._complete[-1]
         is_cut_short = self.stopped is not None and self._fit.stopping.urgent
-        return self._merging.newest(last) if is_cut_short else self._merging.after(last)
+        return self._merging.newest(last_round) if is_cut_short else self._merging.after(last_round)
 
     def must_end(self) -> bool:
         """Return whether the fit must stop at once, also while rounds are planned."""
@@ -288,14 +289,14 @@ class RoundLoop(FitRun):
         """Return whether to submit another round before the next one is collected."""
         if not self._pending:
             return True
-        last = self._pending[-1].workers.round.number
         if self._schedule is not None and self._schedule.waits:
             return False
         if not self._engine.traits.asynchronous:
             return False
         if self._merging.weigh is not None:
             return False
-        if not self._merging.by_rounds and self._fit.callbacks.needs_state(last):
+        last_number = self._pending[-1].workers.round.number
+        if not self._merging.by_rounds and self._fit.callbacks.needs_state(last_number):
             return False
         return len(self._pending) <= self._merging.rounds_ahead
 

@@ -101,9 +101,9 @@ def _chunks(data: PublishedData, most: int) -> list[range]:
 def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
     if not pieces.chunks:
         return []
-    first = data.starts[chunk.start]
+    chunk_start = data.starts[chunk.start]
     number = len(pieces.chunks)
-    starts = [data.starts[block] - first for block in chunk]
+    starts = [data.starts[block] - chunk_start for block in chunk]
     refs = data.engine.submit(
         split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number
     )
