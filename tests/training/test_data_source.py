@@ -1,4 +1,4 @@
-"""``DataSource`` and ``PublishedData``: what was given stays as it was."""
+"""``DataSource`` and ``PublishedData``: the users' data stay as they were."""
 
 import numpy as np
 import pytest
@@ -22,21 +22,23 @@ def local():
 
 
 def test_a_fit_and_an_evaluation_replace_no_block_of_the_users(local):
-    given = [BlockedTensor.from_array(each, 4) for each in (X, Y, W)]
-    before = [list(tensor.blocks()) for tensor in given]
-    bytes_before = [tensor.collect().tobytes() for tensor in given]
+    x, y, weights = (BlockedTensor.from_array(array, 4) for array in (X, Y, W))
+    users = (x, y, weights)
+    blocks_before = [list(tensor.blocks()) for tensor in users]
+    bytes_before = [tensor.collect().tobytes() for tensor in users]
     with trainer_of(local, workers=2) as trainer:
         trainer.fit(
-            *given[:2],
-            sample_weight=given[2],
+            x,
+            y,
+            sample_weight=weights,
             num_epochs=1,
             batch_size=100,
             progress=False,
-            validation_data=given[:2],
+            validation_data=(x, y),
         )
-        trainer.evaluate(*given[:2])
-        trainer.predict(given[0])
-    for tensor, blocks, content in zip(given, before, bytes_before, strict=True):
+        trainer.evaluate(x, y)
+        trainer.predict(x)
+    for tensor, blocks, content in zip(users, blocks_before, bytes_before, strict=True):
         assert all(now is then for now, then in zip(tensor.blocks(), blocks, strict=True))
         assert tensor.collect().tobytes() == content
         next(tensor.blocks())[:1] = 0  # and they can still be written to

@@ -45,11 +45,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def own(folder, tmp_path):
+def copied(folder, tmp_path):
     """The same, to be spoilt."""
     for path in storage.list_checkpoints(folder).values():
-        storage.write_checkpoint(tmp_path / "own" / path.name, storage.read_checkpoint(path))
-    return tmp_path / "own"
+        storage.write_checkpoint(tmp_path / "copied" / path.name, storage.read_checkpoint(path))
+    return tmp_path / "copied"
 
 
 def refusing(**options):
@@ -330,35 +330,35 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_the_newest_good_checkpoint_leads_to_the_same_end(own, folder, by_name):
-    damage(own / "round-000002")
+def test_the_newest_good_checkpoint_leads_to_the_same_end(copied, folder, by_name):
+    damage(copied / "round-000002")
     message = "round-000002 cannot be used: .* is damaged.*; using .*round-000001 instead"
     again = trainer_of()
     whole = trainer_of()
     restored = trainer_of()
     with pytest.warns(UserWarning, match=message):
-        restored.restore(own)
+        restored.restore(copied)
     assert len(restored.history) == 2
     with pytest.warns(UserWarning, match=message):
-        fit(again, Checkpoint(own, keep=3), resume=own if by_name else True)
-    assert again.resumed_from == own / "round-000001"
+        fit(again, Checkpoint(copied, keep=3), resume=copied if by_name else True)
+    assert again.resumed_from == copied / "round-000001"
     whole.restore(folder)
     assert_alike(again, whole)
-    assert list(storage.list_checkpoints(own)) == [0, 1, 2]
-    storage.read_checkpoint(own / "round-000002")  # the damaged one has been replaced
+    assert list(storage.list_checkpoints(copied)) == [0, 1, 2]
+    storage.read_checkpoint(copied / "round-000002")  # the damaged one has been replaced
 
 
-def test_checkpoints_that_cannot_be_used_name_a_good_one(own, monkeypatch):
-    path = own / "round-000002"
+def test_checkpoints_that_cannot_be_used_name_a_good_one(copied, monkeypatch):
+    path = copied / "round-000002"
     damage(path)
     for named, message in (
         (path, "cannot be used: .* is damaged"),
-        (own / "round-000003", ("cannot be used: .*")),
+        (copied / "round-000003", ("cannot be used: .*")),
     ):
         error = assert_refused(
             refusing(), BadCheckpointError, f"{named.name} {message}", resume=named
         )
-        assert error.good == own / "round-000001"
+        assert error.good == copied / "round-000001"
         with pytest.raises(BadCheckpointError, match=r"round-000001 is valid: resume from it"):
             refusing().restore(named)
     monkeypatch.setattr(saved_state, "VERSION", 99)
@@ -367,42 +367,44 @@ def test_checkpoints_that_cannot_be_used_name_a_good_one(own, monkeypatch):
         "wrote it in version 5 of the format, and this compss_train .* reads versions 99 to 99: "
         "resume it with"
     )
-    assert_refused(refusing(), BadCheckpointError, message, resume=own)
+    assert_refused(refusing(), BadCheckpointError, message, resume=copied)
     monkeypatch.undo()
-    for each in storage.list_checkpoints(own).values():
-        if each != path:
-            damage(each)
+    for checkpoint in storage.list_checkpoints(copied).values():
+        if checkpoint != path:
+            damage(checkpoint)
     message = (
         "is damaged.*json, and all other checkpoints of the folder are damaged, too; "
         "begin a new fit"
     )
-    for place in (own, path):
+    for place in (copied, path):
         assert assert_refused(refusing(), BadCheckpointError, message, resume=place).good is None
 
 
 @pytest.mark.parametrize("value", [-5, None, "x", [1]])
-def test_a_good_checksum_of_other_content_is_an_error(own, value):
-    path = own / "round-000002"
+def test_a_good_checksum_of_other_content_is_an_error(copied, value):
+    path = copied / "round-000002"
     storage.write_checkpoint(path, {**storage.read_checkpoint(path), "workers": value})
     message = "round-000002 cannot be used: its state is not that of a trainer: "
     assert_refused(refusing(), BadCheckpointError, message, resume=path)
 
 
-def test_a_folder_with_checkpoints_of_another_run(own):
-    names = sorted(os.listdir(own))
-    message = rf"{own} has checkpoints of another run, or .* \(round 2\); call fit with resume=True"
-    assert_refused(refusing(), FileExistsError, message, Checkpoint(own))
-    assert sorted(os.listdir(own)) == names
+def test_a_folder_with_checkpoints_of_another_run(copied):
+    names = sorted(os.listdir(copied))
+    message = (
+        rf"{copied} has checkpoints of another run, or .* \(round 2\); call fit with resume=True"
+    )
+    assert_refused(refusing(), FileExistsError, message, Checkpoint(copied))
+    assert sorted(os.listdir(copied)) == names
     whole = trainer_of()
     over = trainer_of()
     fit(whole, num_epochs=1)
-    fit(over, Checkpoint(own, overwrite=True), num_epochs=1)
+    fit(over, Checkpoint(copied, overwrite=True), num_epochs=1)
     assert_alike(over, whole)
-    assert sorted(os.listdir(own)) == ["round-000000"]
+    assert sorted(os.listdir(copied)) == ["round-000000"]
 
 
-def test_resuming_into_a_folder_of_another_run(own, folder):
-    other = own.with_name("other")
+def test_resuming_into_a_folder_of_another_run(copied, folder):
+    other = copied.with_name("other")
     fit(trainer_of(), Checkpoint(other, keep=3), num_epochs=2)
     names = sorted(os.listdir(other))
     for resume in (folder, folder / "round-000001"):
@@ -417,22 +419,22 @@ def test_resuming_into_a_folder_of_another_run(own, folder):
     again.restore(other, best=True)
 
 
-def test_a_copy_of_the_checkpoints_is_of_the_same_run(own, folder):
+def test_a_copy_of_the_checkpoints_is_of_the_same_run(copied, folder):
     again = trainer_of()
     whole = trainer_of()
-    fit(again, Checkpoint(own), resume=folder / "round-000001")
+    fit(again, Checkpoint(copied), resume=folder / "round-000001")
     whole.restore(folder)
     assert_alike(again, whole)
-    assert sorted(os.listdir(own)) == ["round-000001", "round-000002"]
+    assert sorted(os.listdir(copied)) == ["round-000001", "round-000002"]
 
 
-def test_a_folder_with_later_rounds_of_the_same_run(own):
+def test_a_folder_with_later_rounds_of_the_same_run(copied):
     trainer = trainer_of()
-    trainer.restore(own / "round-000001")
+    trainer.restore(copied / "round-000001")
     with pytest.raises(FileExistsError, match=r"or of later rounds of this one \(round 2\)"):
-        fit(trainer, Checkpoint(own), num_epochs=1)
-    fit(trainer, Checkpoint(own, keep=9, overwrite=True), num_epochs=1)
-    assert sorted(os.listdir(own)) == ["round-000000", "round-000001", "round-000002"]
+        fit(trainer, Checkpoint(copied), num_epochs=1)
+    fit(trainer, Checkpoint(copied, keep=9, overwrite=True), num_epochs=1)
+    assert sorted(os.listdir(copied)) == ["round-000000", "round-000001", "round-000002"]
 
 
 def test_folders_that_cannot_be_written_to(tmp_path, monkeypatch):

@@ -194,9 +194,8 @@ def test_worker_entries_that_memory_has_lost_do_not_come_back(tmp_path, monkeypa
         expected = History()
         for record in history:
             expected.append({**record, "workers": trainer.history[-1]["workers"]})
-        assert [len(record["workers"]) for record in history] == [
-            len(each["workers"]) for each in expected
-        ], number
+        workers = [len(record["workers"]) for record in history]
+        assert workers == [len(record["workers"]) for record in expected], number
     again.restore(tmp_path)
     assert again.history == trainer.history
 

@@ -56,9 +56,9 @@ def foreign(folder):
 
 
 def test_checkpoints_are_listed_by_number(folder, foreign):
-    found = list_checkpoints(folder)
-    assert list(found) == [2, 9, 10, 1_000_000]
-    assert [path.name for path in found.values()] == [
+    checkpoints = list_checkpoints(folder)
+    assert list(checkpoints) == [2, 9, 10, 1_000_000]
+    assert [path.name for path in checkpoints.values()] == [
         "round-000002",
         "round-000009",
         "round-000010",

@@ -78,11 +78,8 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
     measured = [
         m for value in fetched[:-1] for m in (value if isinstance(value, list) else [value])
     ]
-    assert all(
-        isinstance(value, float | int)
-        for each in measured
-        for value in each.__getstate__().values()
-    )
+    values = [value for part in measured for value in part.__getstate__().values()]
+    assert all(isinstance(value, float | int) for value in values)
 
 
 def test_more_workers_than_samples_are_told_the_most():
@@ -124,7 +121,8 @@ class Shared(nn.Module):
         self.norm = nn.BatchNorm1d(6)
         self.last = nn.Linear(6, 6) if twice else nn.Module()
         if twice:
-            self.last.weight, self.again = self.first.weight, self.norm
+            self.last.weight = self.first.weight
+            self.again = self.norm
         self.last.bias = nn.Parameter(torch.linspace(-1, 1, 6))
 
     def forward(self, x):
@@ -140,8 +138,9 @@ SECOND = {
 
 def trained(engine, *, twice: bool = True, scale: float = 1.0, **options):
     trainer = trainer_of(engine, net=lambda: Shared(twice=twice), optimizer=SGD)
-    given = {"num_epochs": 3, "batch_size": 5, "progress": False, **options}
-    return trainer.fit(*blocked(X * np.float32(scale), Y, 6), **given), list(trainer.history)
+    options = {"num_epochs": 3, "batch_size": 5, "progress": False, **options}
+    parameters = trainer.fit(*blocked(X * np.float32(scale), Y, 6), **options)
+    return parameters, list(trainer.history)
 
 
 NAMED_ONCE = "synchronous", "outer", "averaged", "int8", "commutative", "server with Adam"
