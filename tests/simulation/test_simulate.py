@@ -54,7 +54,7 @@ def test_nothing_waits_by_the_time_of_the_day():
         for path in (ROOT / "compss_train").rglob("*.py")
         if "time.time()" in path.read_text()
     }
-    assert users == {"files", "records", "rounds", "train"}
+    assert users == {"files", "reports", "round_records", "rounds", "train"}
 
 
 @pytest.mark.parametrize("kind", ["jump", "back"])
