@@ -77,6 +77,7 @@ def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
 def keep_every(seconds, monkeypatch):
     monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
     monkeypatch.setattr(submitter, "KEEP_SHARE", 1e9)
+    monkeypatch.setattr(submitter, "KEEP_CALLS_A_NODE", 0)
 
 
 def check_bits(engine, folder, *callbacks):

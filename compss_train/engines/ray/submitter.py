@@ -32,6 +32,13 @@ KEEP_SECONDS = 2.0
 KEEP_SHARE = 0.05
 """Largest share of the time in which values are kept."""
 
+KEEP_CALLS_A_NODE = 4
+"""Calls of ``keep`` for each node but the coordinator's, of which one keeps the values.
+
+Each of these nodes reads kept parameters from the coordinator's node, whose link would be the
+slowest of a merge if that were more often.
+"""
+
 ROOM_SECONDS = 10.0
 """Seconds that the first task waits for free CPUs until the program says so, or gives up."""
 
@@ -83,6 +90,8 @@ class Submitter(GraphThread):
         """When values were kept last."""
         self._keep_seconds = 0.0
         """How long that took."""
+        self._calls_to_keep = 0
+        """How often values were to be kept since they were."""
         self._look_for_nodes()
         self._thread.start()
 
@@ -141,9 +150,12 @@ class Submitter(GraphThread):
 
     def keep(self, values: Sequence[Value]) -> None:
         """Keep values as soon as they are available, unless others were kept a moment ago."""
+        self._calls_to_keep += 1
         pause = KEEP_SECONDS + self._keep_seconds / KEEP_SHARE
-        if time.monotonic() < self._kept_at + pause:
+        is_soon = time.monotonic() < self._kept_at + pause
+        if is_soon or self._calls_to_keep <= KEEP_CALLS_A_NODE * (len(self.nodes) - 1):
             return
+        self._calls_to_keep = 0
         self._kept_at = time.monotonic()
         self._keep_seconds = 0.0
         for value in values:
