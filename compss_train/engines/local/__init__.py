@@ -83,11 +83,6 @@ class LocalEngine(GraphEngine):
         """Return how many such tasks the processes and their CPUs can run at once."""
         return min(self.processes, self.cpus // resources.cpus)
 
-    @property
-    def merging_places(self) -> int:
-        """The number of processes."""
-        return max(1, self.processes)
-
     def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing. They stay until ``resize``."""
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
