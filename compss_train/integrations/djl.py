@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from compss_train import parameter_server
 from compss_train._utils import Closable
 from compss_train.data.block import Block
-from compss_train.parameter_server.local import check_arrays, check_sequence, specs_of
+from compss_train.parameter_server.interface import check_arrays, check_sequence, specs_of
 
 
 class ParameterServer(Closable):

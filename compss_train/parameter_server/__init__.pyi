@@ -1,6 +1,6 @@
 from compss_train.exceptions import ParameterServerClosedError as ParameterServerClosedError
 from compss_train.parameter_server.client import connect as connect
+from compss_train.parameter_server.interface import ParameterServer as ParameterServer
 from compss_train.parameter_server.local import LocalParameterServer as LocalParameterServer
-from compss_train.parameter_server.local import ParameterServer as ParameterServer
 from compss_train.parameter_server.serving import serve as serve
 from compss_train.parameter_server.serving import serve_apart as serve_apart

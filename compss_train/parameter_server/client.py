@@ -12,15 +12,19 @@ from compss_train.data.block import Block, as_tensor
 from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.net import Address, check_token
 from compss_train.net.caller import Caller
-from compss_train.parameter_server.local import ArraySpecs, ParameterServer, copy_values, specs_of
+from compss_train.parameter_server.interface import ArraySpecs, ParameterServer, specs_of
+from compss_train.parameter_server.local import copy_values
 
 
 class RemoteParameterServer(ParameterServer):
-    """A parameter server at an address, for any number of threads of this process; see
-    ``connect``.
+    """A parameter server at an address, for any number of threads of this process.
+
+    See ``connect``.
     """
 
-    def __init__(self, address: Address, timeout: float, name: str | None, generation: int) -> None:
+    def __init__(
+        self, address: Address, timeout: float, *, name: str | None, generation: int
+    ) -> None:
         self._known_specs: dict[str, ArraySpecs] = {}
         greeting = {"client": f"named {name}", "generation": generation}
         goodbye = None
@@ -30,13 +34,14 @@ class RemoteParameterServer(ParameterServer):
             goodbye = {"call": "goodbye"}
         self._caller = Caller(address, greeting, goodbye, timeout)
         try:
-            self._caller.continues = self._caller.call("hello", "")[0].get("server")
+            answer, _ = self._caller.call("hello", "")
+            self._caller.continues = answer.get("server")
         except BaseException:
             self._caller.close(wait=False)
             raise
         self._finalizer = weakref.finalize(self, self._caller.close)
 
-    def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
+    def _init(self, key: str, value: Sequence[Block], *, optimized: bool) -> None:
         self._caller.call("init", key, value, changes=True, optimized=optimized)
         self._known_specs[key] = specs_of(value)
 
@@ -61,10 +66,10 @@ class RemoteParameterServer(ParameterServer):
         if weights is None:
             return [array.tensor() for array in pulled]
         # Either one array or as many as weights.
-        copy_values(
-            [array.tensor(_memory(own)) for array, own in zip(pulled, weights, strict=False)],
-            weights,
-        )
+        values = [
+            array.tensor(_memory(weight)) for array, weight in zip(pulled, weights, strict=False)
+        ]
+        copy_values(values, weights)
         return weights
 
     def _specs(self, key: str) -> ArraySpecs:
@@ -78,8 +83,9 @@ class RemoteParameterServer(ParameterServer):
 
 
 def _memory(weight: Block) -> torch.Tensor | None:
-    """Return a tensor in the weight's memory (a copy's if it is read-only), or ``None`` if it is
-    not contiguous.
+    """Return a tensor in the weight's memory, or ``None`` if that is not contiguous.
+
+    It is in the memory of a copy if the weight is read-only.
     """
     tensor = as_tensor(weight).detach()
     return tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else None
@@ -115,4 +121,4 @@ def connect(
     check_count("generation", generation, least=0)
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
-    return RemoteParameterServer(Address(address, token), timeout, name, generation)
+    return RemoteParameterServer(Address(address, token), timeout, name=name, generation=generation)

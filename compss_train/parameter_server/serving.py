@@ -1,5 +1,6 @@
-"""Serving parameters over ZeroMQ, which the extra ``online`` installs: from a thread, or from
-another process.
+"""Serving parameters over ZeroMQ: from a thread, or from another process.
+
+The extra ``online`` installs ZeroMQ.
 
 A process is needed where threads of this one cannot be relied on. PyCOMPSs, for example, holds the
 global interpreter lock while its binding waits for a task.
@@ -27,8 +28,7 @@ _CLOSE_SECONDS = 1.0
 def serve(
     address: str | None = None, *, optimizer: OptimizerSpec | None = None, token: str | None = None
 ) -> ServerLoop:
-    """Serve parameters to clients in other processes, or on other nodes, from a thread of this
-    process.
+    """Serve parameters to other processes and nodes, from a thread of this process.
 
     Parameters
     ----------
@@ -54,19 +54,17 @@ def serve(
 
 
 class ServingProcess(Closable):
-    """A server in the process ``pid``: its ``address``, the ``token`` that clients need, and
-    ``close``.
-    """
+    """A server in another process: its ``pid``, ``address``, and the ``token`` of clients."""
 
     def __init__(self, address: str | None, optimizer: OptimizerSpec | None) -> None:
         context = LokyContext()
-        self._pipe, theirs = context.Pipe()
+        self._pipe, pipe_of_process = context.Pipe()
         # It may be a function of this program.
-        arguments = theirs, address, cloudpickle.dumps(optimizer)
+        arguments = (pipe_of_process, address, cloudpickle.dumps(optimizer))
         self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
         self._process.start()
         self.pid: int = self._process.pid
-        theirs.close()
+        pipe_of_process.close()
         try:
             self.address, self.token, reason = self._pipe.recv()
             if reason:
@@ -74,11 +72,10 @@ class ServingProcess(Closable):
         except BaseException as error:
             self.close()
             if isinstance(error, EOFError):
-                text = (
+                raise OSError(
                     "the parameter server's process ended before it served; its error output "
                     "is above"
-                )
-                raise OSError(text) from None
+                ) from None
             raise
 
     def close(self) -> None:
@@ -93,8 +90,7 @@ class ServingProcess(Closable):
 def serve_apart(
     address: str | None = None, *, optimizer: OptimizerSpec | None = None
 ) -> ServingProcess:
-    """Serve parameters like ``serve``, from another process that ends with this one, even if this
-    one is killed.
+    """Serve parameters like ``serve``, from a process that ends with this one, however it ends.
 
     Starting it takes as long as importing torch. Raises ``OSError`` if it cannot listen at the
     address or load the optimizer.

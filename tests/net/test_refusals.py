@@ -19,7 +19,7 @@ from compss_train.net.messages import MessageError, pack, parsing, shortened, un
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
-from compss_train.parameter_server.server_loop import CallQueue
+from compss_train.parameter_server.call_queue import CallQueue
 from tests.buffers.kinds import make
 from tests.helpers.waiting import LIMIT, settled, wait_until
 from tests.net.fuzzing import FuzzingClient, encoded, nested

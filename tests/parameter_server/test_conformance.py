@@ -14,7 +14,7 @@ from compss_train.parameter_server import (
     connect,
     serve,
 )
-from compss_train.parameter_server.server_loop import CallQueue
+from compss_train.parameter_server.call_queue import CallQueue
 from tests.helpers.waiting import LIMIT
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -130,7 +130,7 @@ def test_a_higher_priority_overtakes_a_backlog_and_calls_of_a_key_keep_their_ord
     queue = CallQueue()
     taken = []
     for number, (key, priority) in enumerate([("b", 0), ("c", 1), ("b", 2), ("b", 1), ("d", 3)]):
-        queue.add(key, priority, 1, partial(taken.append, number))
+        queue.add(key, partial(taken.append, number), priority=priority, size=1)
     while run := queue.take():
         run()
     assert taken == [4, 0, 2, 1, 3]
