@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import kept_random_state
-from compss_train.model.losses import BatchFunction, cross_entropy, full_precision, is_known
+from compss_train.model.losses import BatchFunction, cross_entropy, full_precision, is_from_library
 from compss_train.model.measurements import Metric
 from compss_train.model.metrics import accuracy, accuracy_for, accuracy_of_logits
 from compss_train.model.torch_metric import TorchMetric
@@ -166,7 +166,7 @@ def _size_warning(
         if values.whole and math.isclose(values.whole, values.sum_of_thirds, rel_tol=0.05):
             return _SUM
     for name, metric in metrics.items():
-        if isinstance(metric, TorchMetric) or is_known(metric):
+        if isinstance(metric, TorchMetric) or is_from_library(metric):
             continue
         with suppress(Exception):  # a metric that takes no part of a batch
             values = _measured_parts(

@@ -16,21 +16,19 @@ from torch.nn import functional
 from compss_train.model.broadcasting import ELEMENTWISE_FUNCTIONS, mismatch
 
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
+"""A function of a batch's outputs and targets that returns the mean over its samples."""
 
 IGNORE_INDEX = -100
 """The class index that torch's losses ignore by default."""
 
-
 _EPSILON = 1e-7  # keeps log() finite; EDDL uses an epsilon of this size for probabilities
-
-
 _MAX_PROBABILITY = 1.01  # allows for rounding
 
 
 def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the mean of (output - target)² over all elements; the target takes the output's shape
-    and dtype.
+    """Return the mean of (output - target)² over all elements.
+
+    The target takes the output's shape and dtype.
     """
     output = full_precision(output)
     return functional.mse_loss(output, match_output(output, target), reduction=reduction)
@@ -65,10 +63,10 @@ def categorical_cross_entropy(
             "logits"
         )
     target = class_targets(output, target)
-    log = output.clamp(min=_EPSILON).log()
+    logarithms = output.clamp(min=_EPSILON).log()
     if target.shape == output.shape:
-        return _reduce(-(target * log).sum(dim=1), reduction)
-    return functional.nll_loss(log, target, reduction=reduction, ignore_index=ignore_index)
+        return _reduce(-(target * logarithms).sum(dim=1), reduction)
+    return functional.nll_loss(logarithms, target, reduction=reduction, ignore_index=ignore_index)
 
 
 def binary_cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -83,13 +81,16 @@ def binary_cross_entropy(output: Tensor, target: Tensor, reduction: str = "mean"
 
 
 def dice(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the mean over samples of the Dice loss 1 - 2 Σ(p·t) / (Σp + Σt), for masks of any
-    shape (N, ...).
+    """Return the mean over samples of the Dice loss 1 - 2 Σ(p·t) / (Σp + Σt).
+
+    Outputs p and targets t are masks of any shape (N, ...).
     """
     output = full_precision(output)
-    output, target = output.flatten(1), match_output(output, target).flatten(1)
+    target = match_output(output, target).flatten(1)
+    output = output.flatten(1)
     overlap = 2 * (output * target).sum(dim=1)
-    return 1 - _reduce((overlap + _EPSILON) / ((output + target).sum(dim=1) + _EPSILON), reduction)
+    area = (output + target).sum(dim=1)
+    return 1 - _reduce((overlap + _EPSILON) / (area + _EPSILON), reduction)
 
 
 def _reduce(losses: Tensor, reduction: str) -> Tensor:
@@ -108,10 +109,10 @@ LOSSES: dict[str, BatchFunction] = {
 
 
 def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
-    """Return class indices as int64 without a last dimension of 1, or targets of the output's shape
-    in its dtype.
+    """Return the classes of targets as int64, or targets of the output's shape in its dtype.
 
-    Raises ``ValueError`` for other targets, and for outputs of fewer than ``least`` classes.
+    Class indices (N, 1) become (N,). Raises ``ValueError`` for other targets, and for outputs of
+    fewer than ``least`` classes.
     """
     if output.dim() < 2 or output.shape[1] < least:
         raise ValueError(
@@ -135,7 +136,7 @@ def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
 
 
 def last_axis_hint(output: Tensor, target: Tensor) -> str:
-    """Return what to do with outputs whose classes are on the last of several axes; or nothing.
+    """Return what to do with outputs whose classes are on the last of several axes; or "".
 
     Networks for sequences often return such outputs.
     """
@@ -144,11 +145,13 @@ def last_axis_hint(output: Tensor, target: Tensor) -> str:
     return "The classes of outputs belong on axis 1: return output.movedim(-1, 1)"
 
 
-def is_known(loss: object) -> bool:
-    """Return whether a loss is of torch or of this package, so that it takes outputs that are a
-    tensor.
+def is_from_library(loss: object) -> bool:
+    """Return whether a loss or metric is torch's or this package's, not a user's own.
+
+    Those take a tensor as output, and check the shape of the target.
     """
-    module = getattr(loss.func if isinstance(loss, partial) else loss, "__module__", "") or ""
+    function = loss.func if isinstance(loss, partial) else loss
+    module = getattr(function, "__module__", None) or ""
     return module.partition(".")[0] in ("torch", "compss_train")
 
 
@@ -160,22 +163,22 @@ _ELEMENTWISE = (
     nn.BCELoss,
     nn.BCEWithLogitsLoss,
 )
+"""Classes of losses that compare elements, as ``ELEMENTWISE_FUNCTIONS`` do."""
 
 
 def suitable_target(loss: object, output: Tensor, target: Any) -> Any:
-    """Return targets for losses of torch: integers as floating-point numbers, where elements are
-    compared.
+    """Return the target in a dtype that a loss of torch takes; other losses get it as it is.
 
-    Bytes become class numbers, which torch itself takes only for a single class a sample. Raises
-    ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
+    Where elements are compared, integers become floating-point numbers. Bytes become class
+    indices, which torch itself takes only for a single class a sample. Raises ``ValueError`` for
+    targets that torch would broadcast, comparing each sample with all others.
     """
-    if (
-        isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-        and getattr(target, "dtype", None) == torch.uint8
-    ):
+    if not isinstance(target, Tensor):
+        return target
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and target.dtype == torch.uint8:
         return target.long()
-    compares = isinstance(loss, _ELEMENTWISE) or loss in ELEMENTWISE_FUNCTIONS
-    if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
+    compares_elements = isinstance(loss, _ELEMENTWISE) or loss in ELEMENTWISE_FUNCTIONS
+    if not compares_elements or not isinstance(output, Tensor):
         return target
     if output.shape != target.shape:
         raise ValueError(mismatch(output, target, getattr(loss, "__name__", type(loss).__name__)))
@@ -183,13 +186,14 @@ def suitable_target(loss: object, output: Tensor, target: Any) -> Any:
 
 
 def full_precision(output: Tensor) -> Tensor:
-    """Return half-precision outputs in float32: targets would lose digits in half precision."""
+    """Return half-precision outputs in float32, as targets would lose digits in half precision."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
 
 
 def match_output(output: Tensor, target: Tensor) -> Tensor:
-    """Return the target in the output's shape and dtype; ``ValueError`` if shapes differ beyond
-    size-1 axes.
+    """Return the target in the output's shape and dtype.
+
+    Raises ``ValueError`` if their shapes differ in more than axes of size 1.
     """
     if target.shape == output.shape:
         return target.to(output.dtype)

@@ -16,18 +16,16 @@ from torch import Tensor
 
 from compss_train.model.broadcasting import comparing
 from compss_train.model.error_hints import kind_of
-from compss_train.model.losses import BatchFunction, is_known
+from compss_train.model.losses import BatchFunction, is_from_library
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
+from compss_train.model.training_step import StepResult
 from compss_train.reports.records import BOOKKEEPING
 
 Metric: TypeAlias = BatchFunction | TorchMetric
-"""A function of (output, target) that returns the mean over a batch, or a metric that accumulates
-states.
-"""
+"""A function of (output, target) that returns the mean over a batch, or one with states."""
 
-
-# Batches after which values are summed, so that they do not pile up on the device.
 _MAX_PENDING = 1024
+"""Batches after which values are summed, so that they do not pile up on the device."""
 
 
 @dataclass(eq=False)
@@ -46,10 +44,9 @@ class WeightedSum:
 
     def add(self, value: Tensor | float, weight: int) -> None:
         """Add the mean of a batch."""
-        tensor = (
-            value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-        )
-        self._values.append(tensor.detach().reshape(()))
+        if not isinstance(value, Tensor):
+            value = torch.tensor(float(value), dtype=torch.float64)
+        self._values.append(value.detach().reshape(()))
         self._weights.append(weight)
         self.weight += weight
         if len(self._values) == _MAX_PENDING:
@@ -82,13 +79,9 @@ class Measured:
     loss: float = 0.0
     """The sum of the losses of all samples."""
     metrics: Mapping[str, float | list[MetricState]] = field(default_factory=dict)
-    """The states of the metrics by name: sums over the samples, or what metrics of torchmetrics
-    accumulate.
-    """
+    """The states of the metrics by name: sums over the samples, or what torchmetrics has."""
     named: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """What training steps and callbacks have measured: the sum over the samples, and their
-    number.
-    """
+    """What steps and callbacks have measured: the sum over the samples, and their number."""
     planned_samples: int = 0
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
     unread_samples: int = 0
@@ -129,18 +122,17 @@ class Measures:
     def values(self, parts: Sequence[Measured], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples."""
         samples = sum(part.samples for part in parts)
-        result: dict[str, Value] = {f"{prefix}loss": mean([part.loss for part in parts], samples)}
+        values: dict[str, Value] = {"loss": mean([part.loss for part in parts], samples)}
         for name in dict.fromkeys(name for part in parts for name in part.named):
-            sums, counts = zip(
-                *(part.named[name] for part in parts if name in part.named), strict=True
-            )
-            result[prefix + name] = mean(sums, sum(counts))
+            measured = [part.named[name] for part in parts if name in part.named]
+            counted = sum(count for _, count in measured)
+            values[name] = mean([total for total, _ in measured], counted)
         for name, metric in self.metrics.items():
             states: list[Any] = [part.metrics[name] for part in parts]
             with _annotate_errors(name):
-                value = metric.value if isinstance(metric, TorchMetric) else mean
-                result[prefix + name] = value(states, samples)
-        return result
+                value_of = metric.value if isinstance(metric, TorchMetric) else mean
+                values[name] = value_of(states, samples)
+        return {prefix + name: value for name, value in values.items()}
 
 
 class MetricAccumulator:
@@ -148,37 +140,35 @@ class MetricAccumulator:
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures
-        self.samples = self._batches = self._skipped = 0
+        self.samples = 0
+        self._batches = 0
+        self._skipped = 0
         self._loss = WeightedSum()
         self._named: dict[str, WeightedSum] = {}
-        self._metrics: dict[str, Any] = {
+        self._states: dict[str, Any] = {
             name: metric.start() if isinstance(metric, TorchMetric) else WeightedSum()
-            for name, metric in self._measures.metrics.items()
+            for name, metric in measures.metrics.items()
         }
 
-    def add(
-        self,
-        samples: int,
-        loss: torch.Tensor,
-        output: Any,
-        target: Any,
-        measured: Mapping[str, Any] | None = None,
-    ) -> None:
+    def add(self, samples: int, result: StepResult) -> None:
         """Add a batch; its loss and other measurements are means over its samples."""
         self.samples += samples
         self._batches += 1
-        self._loss.add(loss, samples)
-        self.measure(measured or {}, samples)
-        output = output.detach() if isinstance(output, torch.Tensor) else output
+        self._loss.add(result.loss, samples)
+        self.measure(result.measured, samples)
+        output = result.output
+        target = result.target
+        if isinstance(output, Tensor):
+            output = output.detach()
         for name, metric in self._measures.metrics.items():
+            state = self._states[name]
             with torch.no_grad(), _annotate_errors(name, output):
-                own = self._metrics[name]
                 if isinstance(metric, TorchMetric):
-                    own.update(output, target)
-                else:
-                    with nullcontext() if is_known(metric) else comparing(output, target):
-                        value = metric(output, target)
-                    own.add(measured_number(name, value), samples)
+                    state.update(output, target)
+                    continue
+                with nullcontext() if is_from_library(metric) else comparing(output, target):
+                    value = metric(output, target)
+                state.add(measured_number(name, value), samples)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
         """Add means over this number of samples; means over 0 samples do not count."""
@@ -201,14 +191,15 @@ class MetricAccumulator:
             batches=self._batches,
             skipped_batches=self._skipped,
             loss=self.loss,
-            metrics={name: each.state() for name, each in self._metrics.items()},
+            metrics={name: state.state() for name, state in self._states.items()},
             named={name: (values.state(), values.weight) for name, values in self._named.items()},
         )
 
 
 def measured_number(name: str, value: Any) -> Any:
-    """Return a number that a metric, step or callback measures; raise for other values and for
-    reserved names.
+    """Return a number that a metric, step or callback measures, which may be in a tensor.
+
+    Raises ``ValueError`` for a name that is reserved, and ``TypeError`` for another value.
     """
     if not isinstance(name, str) or name in BOOKKEEPING or name.startswith("val_"):
         raise ValueError(
@@ -223,16 +214,12 @@ def measured_number(name: str, value: Any) -> Any:
 
 @contextmanager
 def _annotate_errors(name: str, output: Any = None) -> Iterator[None]:
-    """Add the metric's name to an exception that leaves the block, and what it got if that is no
-    tensor.
-    """
+    """Add the metric's name to an exception, and what it got as output if that is no tensor."""
     try:
         yield
     except Exception as error:
-        several = (
-            ""
-            if output is None or isinstance(output, Tensor)
-            else (f", which got {kind_of(output)} as output")
-        )
-        error.add_note(f"Raised by the metric {name!r}{several}.")
+        note = f"Raised by the metric {name!r}"
+        if output is not None and not isinstance(output, Tensor):
+            note += f", which got {kind_of(output)} as output"
+        error.add_note(f"{note}.")
         raise

@@ -27,15 +27,17 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def accuracy_of_logits(output: Tensor, target: Tensor) -> Tensor:
-    """Return the fraction of outputs on the side of 0 that their targets say, which are 0 or 1."""
-    return ((output > 0) == (match_output(output, target) > 0.5)).to(torch.float32).mean()
+    """Return the fraction of logits with the sign that their targets ask for, which are 0 or 1."""
+    return _binary_accuracy(output > 0, match_output(output, target))
 
 
 def accuracy_of_probabilities(output: Tensor, target: Tensor) -> Tensor:
-    """Return the fraction of outputs on the side of 1/2 that their targets say, which are 0 or
-    1.
-    """
-    return ((output > 0.5) == (match_output(output, target) > 0.5)).to(torch.float32).mean()
+    """Return the fraction of probabilities that round to their targets, which are 0 or 1."""
+    return _binary_accuracy(output > 0.5, match_output(output, target))
+
+
+def _binary_accuracy(predicted: Tensor, target: Tensor) -> Tensor:
+    return (predicted == (target > 0.5)).to(torch.float32).mean()
 
 
 def accuracy_for(loss: BatchFunction | None) -> BatchFunction:
@@ -44,15 +46,13 @@ def accuracy_for(loss: BatchFunction | None) -> BatchFunction:
     It compares the class of each sample, or with a binary cross entropy each output.
     """
     function: object = loss.func if isinstance(loss, partial) else loss
-    if (
-        isinstance(function, nn.BCEWithLogitsLoss)
-        or function is functional.binary_cross_entropy_with_logits
-    ):
+    if isinstance(function, nn.BCEWithLogitsLoss):
         return accuracy_of_logits
-    if isinstance(function, nn.BCELoss) or function in (
-        binary_cross_entropy,
-        functional.binary_cross_entropy,
-    ):
+    if isinstance(function, nn.BCELoss):
+        return accuracy_of_probabilities
+    if function is functional.binary_cross_entropy_with_logits:
+        return accuracy_of_logits
+    if function in (binary_cross_entropy, functional.binary_cross_entropy):
         return accuracy_of_probabilities
     return accuracy
 
@@ -63,9 +63,7 @@ def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
 
 
 def mean_relative_error(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean of |output - target| / |target|, or of the absolute error where a target is
-    0.
-    """
+    """Return the mean of |output - target| / |target|; where a target is 0, of |output|."""
     target = match_output(output, target)
     scale = torch.where(target == 0, torch.ones_like(output), target.abs())
     return ((output - target).abs() / scale).mean()

@@ -20,7 +20,7 @@ from compss_train.model.error_hints import (
     label_hint,
 )
 from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep
-from compss_train.model.losses import is_known, suitable_target
+from compss_train.model.losses import is_from_library, suitable_target
 from compss_train.model.measurements import measured_number
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_loss import TrainingLoss
@@ -130,7 +130,7 @@ class ModelReplica:
         target = self._converted(x if y is None else y, _TARGETS)
         if not isinstance(output, torch.Tensor):
             own = _part_of(output, "loss") if y is None else None
-            takes_tensor = is_known(self.spec.loss)
+            takes_tensor = is_from_library(self.spec.loss)
             logits = _part_of(output, "logits")
             output = logits if takes_tensor and logits is not None else output
             if own is not None:

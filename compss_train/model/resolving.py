@@ -1,9 +1,8 @@
-"""What the arguments of ``build`` stand for: the loss, the metrics and the steps that they name."""
+"""What arguments of ``build`` stand for: the loss, metrics, steps and optimizer that they name."""
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
@@ -20,28 +19,15 @@ from compss_train.model.torch_metric import TorchMetric
 from compss_train.model.training_step import Step, as_step
 from compss_train.reports.records import BOOKKEEPING
 
-
-def _plain(name: str) -> str:
-    """Return a name without what differs between libraries."""
-    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("loss") or name
-
-
-def _torch_losses() -> dict[str, str]:
-    """Return how to write torch's losses, by their plain names and those of others."""
-    functions = {
-        _plain(name): f"torch.nn.functional.{name}"
-        for name in vars(functional)
-        if not name.startswith("_") and ("_loss" in name or "cross_entropy" in name)
-    }
-    classes = {_plain(name): f"torch.nn.{name}()" for name in vars(nn) if name.endswith("Loss")}
-    return {
-        **functions,
-        **classes,
-        **dict.fromkeys(("mae", "meanabsoluteerror"), "torch.nn.L1Loss()"),
-    }
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+MetricLike: TypeAlias = str | Callable[..., Any]
+"""A name, a function of (output, target), or a metric or collection of torchmetrics."""
+
+MetricSpec: TypeAlias = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike] | None
+"""What ``build(metric=...)`` takes."""
+
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def resolve_loss(
@@ -81,18 +67,25 @@ def _resolve_function(kind: str, value: str | Function, known: Mapping[str, Func
     )
 
 
-MetricLike: TypeAlias = str | Callable[..., Any]
-"""A name, a function of (output, target), or a metric or collection of torchmetrics."""
+def _torch_losses() -> dict[str, str]:
+    """Return how to write torch's losses, by their plain names and those of others."""
+    functions = {
+        _plain(name): f"torch.nn.functional.{name}"
+        for name in vars(functional)
+        if not name.startswith("_") and ("_loss" in name or "cross_entropy" in name)
+    }
+    classes = {_plain(name): f"torch.nn.{name}()" for name in vars(nn) if name.endswith("Loss")}
+    absolute_errors = dict.fromkeys(("mae", "meanabsoluteerror"), "torch.nn.L1Loss()")
+    return functions | classes | absolute_errors
 
 
-MetricSpec: TypeAlias = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike] | None
-
-
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+def _plain(name: str) -> str:
+    """Return a name without what differs between libraries."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("loss") or name
 
 
 def resolve_metrics(metric: MetricSpec, loss: str | BatchFunction | None = None) -> Measures:
-    """Return the loss and the given metrics: one, a sequence, a dict by name, or none.
+    """Return the loss and the metrics: one, a sequence, a dict by name, or none.
 
     ``loss`` tells whether outputs are classes, probabilities or logits.
 
@@ -102,36 +95,36 @@ def resolve_metrics(metric: MetricSpec, loss: str | BatchFunction | None = None)
     accuracy = accuracy_for(None if loss is None else resolve_loss(loss))
     known = {**METRICS, "accuracy": accuracy}
     metrics: dict[str, Metric] = {}
-    for name, resolved in chain.from_iterable(
-        _resolve_metric(item, given_name, known) for given_name, item in _named_metrics(metric)
-    ):
-        if name in metrics:
-            raise ValueError(
-                f"two metrics are called {name!r}; name them, as in metric={{'a': ..., 'b': ...}}"
-            )
-        if (
-            not isinstance(name, str)
-            or name in ("", "loss", *BOOKKEEPING)
-            or name.startswith("val_")
-        ):
-            raise ValueError(
-                f"metric name {name!r} is not text, or has another meaning in the history; "
-                f"choose another name, for example metric={{'my_{name}': ...}}"
-            )
-        metrics[name] = resolved
+    for chosen_name, spec in _named_specs(metric):
+        for name, resolved in _resolve_metric(spec, chosen_name, known):
+            _check_metric_name(name, metrics)
+            metrics[name] = resolved
     return Measures(metrics)
 
 
-def _named_metrics(metric: MetricSpec) -> list[tuple[Any, MetricLike]]:
-    """Return each metric with the name that it was given, or ``None``."""
+def _named_specs(metric: MetricSpec) -> Iterable[tuple[Any, Any]]:
+    """Return what was given for each metric, with its name if it has one, or ``None``."""
     if metric is None:
         return []
     if isinstance(metric, Mapping):
-        return list(metric.items())
+        return metric.items()
     if isinstance(metric, list | tuple):
-        return [(None, item) for item in metric]
-    single: Any = metric
-    return [(None, single)]
+        return [(None, spec) for spec in metric]
+    return [(None, metric)]
+
+
+def _check_metric_name(name: object, metrics: Mapping[str, Metric]) -> None:
+    """Raise ``ValueError`` for a name that is not text, or has another meaning in the history."""
+    if name in metrics:
+        raise ValueError(
+            f"two metrics are called {name!r}; name them, as in metric={{'a': ..., 'b': ...}}"
+        )
+    reserved = ("", "loss", *BOOKKEEPING)
+    if not isinstance(name, str) or name in reserved or name.startswith("val_"):
+        raise ValueError(
+            f"metric name {name!r} is not text, or has another meaning in the history; "
+            f"choose another name, for example metric={{'my_{name}': ...}}"
+        )
 
 
 def _resolve_metric(
@@ -140,23 +133,24 @@ def _resolve_metric(
     """Iterate over the metric and its name, or over the names and metrics of a collection."""
     resolved = _resolve_function("metric", metric, known)
     if _is_from_torchmetrics("MetricCollection", resolved):
-        for inner, member in resolved.items():
-            yield inner if name is None else f"{name}_{inner}", TorchMetric.of(member)
+        for member_name, member in resolved.items():
+            full_name = member_name if name is None else f"{name}_{member_name}"
+            yield full_name, TorchMetric.of(member)
     elif _is_from_torchmetrics("Metric", resolved):
-        default = _WORD_BOUNDARY.sub("_", type(resolved).__name__).lower()
-        yield default if name is None else name, TorchMetric.of(resolved)
+        words = _WORD_BOUNDARY.sub("_", type(resolved).__name__).lower()
+        yield words if name is None else name, TorchMetric.of(resolved)
     else:
-        default = (
-            metric
-            if isinstance(metric, str)
-            else getattr(metric, "__name__", type(metric).__name__)
-        )
-        yield default if name is None else name, resolved
+        if name is None and isinstance(metric, str):
+            name = metric
+        if name is None:
+            name = getattr(metric, "__name__", type(metric).__name__)
+        yield name, resolved
 
 
 def _is_from_torchmetrics(kind: str, metric: object) -> bool:
-    """Return whether the object is of this class of torchmetrics; if it is, torchmetrics is already
-    imported.
+    """Return whether the object is of this class of torchmetrics.
+
+    If it is, torchmetrics is already imported.
     """
     module = sys.modules.get("torchmetrics")
     return module is not None and isinstance(metric, getattr(module, kind))
@@ -169,26 +163,26 @@ def resolve_steps(
     training_step: Step | str | None,
     validation_step: Step | str | None,
 ) -> tuple[NetOptimizer, Step | None, Step | None]:
-    """Return the optimizer, the training and the validation step; a step is ``None`` for the
-    outputs and the loss.
+    """Return the optimizer, the training step and the validation step.
 
-    Without ``loss`` and steps, a Lightning-style module provides them. A model is evaluated by the
-    validation step, or by its outputs and the loss, or without a loss by the training step. Raises
-    ``TypeError`` and ``ValueError`` for arguments that are missing or do not fit.
+    A step is ``None`` if the model is trained, or evaluated, by its outputs and the loss. Without
+    ``loss`` and steps, a Lightning-style module provides them. A model is evaluated by the
+    validation step, or by its outputs and the loss, or without a loss by the training step.
+
+    Raises ``TypeError`` and ``ValueError`` for arguments that are missing or do not fit.
     """
     training = as_step(training_step, net, "training_step")
     validation = as_step(validation_step, net, "validation_step")
-    lightning_style = all(
-        callable(getattr(net, name, None)) for name in ("training_step", "configure_optimizers")
-    )
+    methods = ("training_step", "configure_optimizers")
+    is_lightning_style = all(callable(getattr(net, name, None)) for name in methods)
     if training is None and loss is None:
-        if not lightning_style:
+        if not is_lightning_style:
             raise TypeError('build needs a loss, for example "cross_entropy", or a training_step')
         check_hooks(net)
         training = ModuleStep("training_step")
         if validation is None and callable(getattr(net, "validation_step", None)):
             validation = ModuleStep("validation_step")
-    if optimizer is None and not lightning_style:
+    if optimizer is None and not is_lightning_style:
         raise TypeError('build needs an optimizer, for example {"optimizer": "sgd", "lr": 0.05}')
     factory = ConfiguredOptimizer() if optimizer is None else net_optimizer(optimizer, net)
     if validation is None and loss is None and not isinstance(factory, SeveralOptimizers):

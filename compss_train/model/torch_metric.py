@@ -3,8 +3,9 @@
 The AUROC over all samples is not the mean over batches, so that these metrics accumulate states.
 Each worker updates its own copy. States are merged as torchmetrics merges them across processes of
 ``torch.distributed``: by the reduction of ``add_state``; means over batches are weighted by the
-number of batches, as within one process. torchmetrics is imported only where one of its metrics is
-used.
+number of batches, as within one process.
+
+torchmetrics is imported only where one of its metrics is used.
 """
 
 import copy
@@ -21,13 +22,10 @@ from compss_train._utils.private_names import reductions, set_merged
 from compss_train.model.losses import full_precision
 
 Value: TypeAlias = float | list[Any] | dict[str, Any]
-"""The value of a metric in a record: a number, or lists or dicts of numbers, so that it can be
-stored as JSON.
-"""
+"""The value of a metric in a record, as JSON can hold it: a number, or lists or dicts of them."""
 
 StateValue: TypeAlias = Tensor | list[Any]
 """One of the states of a metric."""
-
 
 MetricState: TypeAlias = tuple[int, dict[str, StateValue]]
 """The number of batches of one metric, and its states on the CPU."""
@@ -53,21 +51,11 @@ class TorchMetric:
         self.metric.update(*_match_shapes(output, target))
 
     def state(self) -> list[MetricState]:
-        """Return the states of the metric and of its inner metrics, which wrappers and sums of
-        metrics have.
+        """Return the states of the metric and of its inner metrics, to send to another process.
 
-        They can be sent to another process.
+        Wrappers and sums of metrics have inner metrics.
         """
-        return [
-            (
-                part.update_count,
-                {
-                    name: _copy_state(getattr(part, name), how)
-                    for name, how in reductions(part).items()
-                },
-            )
-            for part in _with_inner(self.metric)
-        ]
+        return [_state_of(part) for part in _with_inner(self.metric)]
 
     def value(self, states: Sequence[list[MetricState]], samples: int) -> Value:
         """Return the value over all ``samples`` samples of these states; NaN for no samples."""
@@ -75,17 +63,26 @@ class TorchMetric:
             return math.nan
         metric = _reset_copy(self.metric)
         for part, *part_states in zip(_with_inner(metric), *states, strict=True):
-            _load(part, [state for state in part_states if state[0]])
+            _load(part, [(batches, values) for batches, values in part_states if batches])
         return _to_plain(metric.compute())
 
 
 def _reset_copy(metric: Any) -> Any:
-    own = copy.deepcopy(metric)
-    own.reset()
-    return own
+    copied = copy.deepcopy(metric)
+    copied.reset()
+    return copied
+
+
+def _state_of(metric: Any) -> MetricState:
+    values = {
+        name: _copy_state(getattr(metric, name), reduction)
+        for name, reduction in reductions(metric).items()
+    }
+    return metric.update_count, values
 
 
 def _with_inner(metric: nn.Module) -> list[Any]:
+    """Return a metric of torchmetrics and all metrics inside of it."""
     from torchmetrics import Metric as TorchmetricsMetric
 
     return [module for module in metric.modules() if isinstance(module, TorchmetricsMetric)]
@@ -104,15 +101,16 @@ def _match_shapes(output: Any, target: Any) -> tuple[Any, Any]:
         return output, target
     if output.numel() == target.numel():
         return output.reshape(target.shape), target
-    is_column = (
-        target.dim() == output.dim() > 1 and target.shape[1] == 1 and not target.is_floating_point()
-    )
-    return output, target.squeeze(1) if is_column else target
+    is_column = target.dim() == output.dim() > 1 and target.shape[1] == 1
+    if is_column and not target.is_floating_point():
+        target = target.squeeze(1)
+    return output, target
 
 
 def _copy_state(value: StateValue, reduction: Any) -> StateValue:
-    """Return a copy of a state on the CPU; a list that would be concatenated later is concatenated
-    now.
+    """Return a copy of a state on the CPU.
+
+    A list that would be concatenated later is concatenated now.
     """
     from torchmetrics.utilities import dim_zero_cat
 
@@ -133,11 +131,13 @@ def _load(metric: Any, states: list[MetricState]) -> None:
     updates = [batches for batches, _ in states]
     for name, reduction in reductions(metric).items():
         values = [state[name] for _, state in states]
-        setattr(metric, name, values[0] if len(values) == 1 else _merge(values, updates, reduction))
+        merged = values[0] if len(values) == 1 else _merge(values, updates, reduction)
+        setattr(metric, name, merged)
     set_merged(metric, updates)
 
 
 def _merge(values: list[Any], updates: list[int], reduction: Any) -> Any:
+    """Return one value of a state from those of several copies, each with its number of updates."""
     from torchmetrics.utilities import dim_zero_cat, dim_zero_mean
 
     if isinstance(values[0], list):
@@ -147,9 +147,8 @@ def _merge(values: list[Any], updates: list[int], reduction: Any) -> Any:
         return dim_zero_cat(values)
     stacked = torch.stack(values)
     if reduction is dim_zero_mean:
-        return torch.tensordot(torch.tensor(updates, dtype=torch.float64), stacked.double(), 1).div(
-            sum(updates)
-        )
+        weights = torch.tensor(updates, dtype=torch.float64)
+        return torch.tensordot(weights, stacked.double(), 1).div(sum(updates))
     return stacked if reduction is None else reduction(stacked)
 
 

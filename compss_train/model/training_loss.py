@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from compss_train._utils.nested import leaves
 from compss_train.model.broadcasting import comparing
 from compss_train.model.error_hints import kind_of
-from compss_train.model.losses import BatchFunction, is_known
+from compss_train.model.losses import BatchFunction, is_from_library
 
 ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
 """A weight for each class, by its index."""
@@ -32,20 +32,21 @@ class TrainingLoss:
         self, loss: BatchFunction, class_weight: Sequence[float] | None = None, device: str = "cpu"
     ) -> None:
         self._loss = loss
-        self._is_users = not is_known(loss)
+        self._checks_shapes = is_from_library(loss)
         self._class_weight = None
         if class_weight is not None:
             self._class_weight = torch.tensor(class_weight, dtype=torch.float64, device=device)
 
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if
-        all are 0.
+        """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1).
+
+        It is 0 if all weights are 0. Raises ``ValueError`` for other weights.
         """
         if weight is None and self._class_weight is None:
-            with comparing(output, target) if self._is_users else nullcontext():
+            with nullcontext() if self._checks_shapes else comparing(output, target):
                 return self._loss(output, target)
         samples = len(leaves(target)[0])
-        weights = []
+        factors = []
         if weight is not None:
             if weight.numel() != samples or len(weight) != samples or not _are_weights(weight):
                 raise ValueError(
@@ -53,27 +54,26 @@ class TrainingLoss:
                     "is negative, NaN or infinite; give one finite number of at least 0 for each "
                     "sample"
                 )
-            weights.append(weight)
+            factors.append(weight)
         if self._class_weight is not None:
-            weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
+            factors.append(
+                class_weights(self._class_weight, output, target, ignore_index=self._ignore_index)
+            )
         losses = self._before_the_mean(output, target, samples)
         precision = torch.promote_types(losses.dtype, torch.float32)
-        product = torch.ones(losses.shape, dtype=precision, device=losses.device)
-        for each in weights:
-            one_per_loss = each.numel() == losses.numel()
-            product *= each.reshape(
-                losses.shape if one_per_loss else (-1, *[1] * (losses.dim() - 1))
-            )
-        if (counted := self._counted(losses, target)) is not None:
-            product = product * counted
-        total = product.sum()
-        return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
+        weights = torch.ones(losses.shape, dtype=precision, device=losses.device)
+        for factor in factors:
+            weights *= _like_losses(factor, losses)
+        counted = self._counted(losses, target)
+        if counted is not None:
+            weights = weights * counted
+        total = weights.sum()
+        return (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
     def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each of N samples without weights, shape (N,): the mean over what
-        counts in it.
+        """Return the loss of each of N samples without weights, shape (N,).
 
-        NaN for a sample in which all is ignored.
+        It is the mean over what counts in a sample, and NaN if all of it is ignored.
         """
         samples = len(leaves(target)[0])
         losses = self._before_the_mean(output, target, samples)
@@ -84,6 +84,7 @@ class TrainingLoss:
         return losses.reshape(samples, -1).sum(1) / counted.reshape(samples, -1).sum(1)
 
     def _before_the_mean(self, output: Tensor, target: Tensor, samples: int) -> Tensor:
+        """Return the losses of which the loss is the mean: one or more for each sample."""
         losses = self._elementwise(output, target)
         if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
@@ -95,12 +96,10 @@ class TrainingLoss:
 
     def _counted(self, losses: Tensor, target: Tensor) -> Tensor | None:
         """Return which losses count, in their shape; ``None`` if all do."""
-        if (
-            self._ignore_index is None
-            or target.is_floating_point()
-            or target.numel() != losses.numel()
-        ):
-            return None  # without an index to ignore the targets may be a dict
+        if self._ignore_index is None:  # the target may then be a dict
+            return None
+        if target.is_floating_point() or target.numel() != losses.numel():
+            return None
         return target.reshape(losses.shape) != self._ignore_index
 
     @cached_property
@@ -113,6 +112,13 @@ class TrainingLoss:
         return index if isinstance(index, int) else None
 
 
+def _like_losses(weights: Tensor, losses: Tensor) -> Tensor:
+    """Return weights in a shape that multiplies losses: one for each loss, or for each sample."""
+    if weights.numel() == losses.numel():
+        return weights.reshape(losses.shape)
+    return weights.reshape(-1, *(1 for _ in losses.shape[1:]))
+
+
 def _are_weights(numbers: Tensor) -> bool:
     """Return whether all numbers are finite and not negative."""
     return bool(((numbers >= 0) & numbers.isfinite()).all())
@@ -121,8 +127,7 @@ def _are_weights(numbers: Tensor) -> bool:
 def class_weights(
     weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None
 ) -> Tensor:
-    """Return the weight of the class of each target, in the shape (N, ...) of the targets without
-    classes.
+    """Return the weight of the class of each target, in the shape of class indices (N, ...).
 
     Targets are class indices; one-hot or soft targets (N, C, ...) in the shape of the outputs,
     which get the mean weight of their classes; or, for two classes, probabilities of the second
@@ -133,28 +138,7 @@ def class_weights(
         mixed: Tensor = torch.tensordot(target.to(weights.dtype), weights, dims=([1], [0]))
         return mixed
     if not target.is_floating_point():
-        indices = target.long()
-        if ignore_index is not None:
-            indices = indices.masked_fill(indices == ignore_index, 0)
-        first, last = (int(bound) for bound in indices.aminmax()) if indices.numel() else (0, 0)
-        if first < 0 or last >= len(weights):
-            raise ValueError(
-                f"class_weight has {len(weights)} classes, and targets go from {first} to {last}"
-            )
-        # The probability of the second class.
-        one_each = shape is not None and shape.numel() == target.numel()
-        if (
-            shape is not None
-            and not one_each
-            and len(shape) == target.dim() + 1
-            and len(weights) not in shape[1:]
-        ):
-            raise ValueError(
-                f"class_weight has {len(weights)} classes, and the network outputs "
-                f"of {tuple(shape)}"
-            )
-        selected: Tensor = weights[indices]
-        return selected
+        return _weights_of_indices(weights, shape, target, ignore_index=ignore_index)
     if len(weights) == 2 and shape is not None and shape.numel() == target.numel():
         return torch.lerp(weights[0], weights[1], target.to(weights.dtype))
     raise ValueError(
@@ -162,6 +146,30 @@ def class_weights(
         f"{tuple(target.shape)} have no classes for outputs "
         f"{None if shape is None else tuple(shape)}; give class indices, or one-hot targets"
     )
+
+
+def _weights_of_indices(
+    weights: Tensor, output_shape: torch.Size | None, target: Tensor, *, ignore_index: int | None
+) -> Tensor:
+    """Return the weights of class indices; raise ``ValueError`` for other numbers of classes."""
+    indices = target.long()
+    if ignore_index is not None:
+        indices = indices.masked_fill(indices == ignore_index, 0)
+    first, last = map(int, indices.aminmax()) if indices.numel() else (0, 0)
+    if first < 0 or last >= len(weights):
+        raise ValueError(
+            f"class_weight has {len(weights)} classes, and targets go from {first} to {last}"
+        )
+    # An output for each target is the probability of the second class.
+    if output_shape is not None and output_shape.numel() != target.numel():
+        has_classes = len(output_shape) == target.dim() + 1
+        if has_classes and len(weights) not in output_shape[1:]:
+            raise ValueError(
+                f"class_weight has {len(weights)} classes, and the network outputs "
+                f"of {tuple(output_shape)}"
+            )
+    selected: Tensor = weights[indices]
+    return selected
 
 
 def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | None:
@@ -187,7 +195,8 @@ def check_weightable(loss: BatchFunction) -> None:
     """Raise ``ValueError`` for a loss that does not support weights."""
     elementwise(loss)
     name = getattr(loss, "__name__", type(loss).__name__)
-    if (reduction := _option(loss, "reduction")) != "mean":
+    reduction = _option(loss, "reduction")
+    if reduction != "mean":
         raise ValueError(
             f"the loss {name} has reduction={reduction!r}; a weighted loss must have 'mean'"
         )
@@ -204,9 +213,9 @@ def elementwise(loss: BatchFunction) -> BatchFunction:
     Raises ``ValueError`` for a loss without that argument.
     """
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        own: Any = copy.copy(loss)
-        own.reduction = "none"
-        return own  # type: ignore[no-any-return]
+        copied: Any = copy.copy(loss)
+        copied.reduction = "none"
+        return copied  # type: ignore[no-any-return]
     if "reduction" not in _signature(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
@@ -220,9 +229,7 @@ def elementwise(loss: BatchFunction) -> BatchFunction:
 
 
 def _option(loss: BatchFunction, name: str) -> Any:
-    """Return the attribute of a module, or the default value of a function's parameter; otherwise
-    ``None``.
-    """
+    """Return an attribute of a module, or a parameter's default in a function; or ``None``."""
     if isinstance(loss, nn.Module):
         return getattr(loss, name, None)
     parameter = _signature(loss).get(name)
@@ -230,7 +237,8 @@ def _option(loss: BatchFunction, name: str) -> Any:
 
 
 def _signature(loss: BatchFunction) -> Mapping[str, inspect.Parameter]:
+    function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
-        return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):  # a callable that is not written in Python
         return {}

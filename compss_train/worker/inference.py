@@ -55,7 +55,7 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
                     result = _result(replica, batch._replace(x=transform(batch.x)))
-                accumulator.add(batch.samples, *result[:4])
+                accumulator.add(batch.samples, result)
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
         return replace(

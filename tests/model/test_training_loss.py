@@ -243,7 +243,7 @@ def test_probabilities_of_one_of_two_classes(shape, dtype):
 )
 def test_targets_without_these_classes_are_errors(output, target, name, raises):
     with raises(ValueError, name):
-        class_weights(WEIGHTS, output, target, -100)
+        class_weights(WEIGHTS, output, target, ignore_index=-100)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from compss_train import DistributedTrainer
 from compss_train.model.measurements import MetricAccumulator
 from compss_train.model.metrics import METRICS
 from compss_train.model.resolving import resolve_metrics
+from compss_train.model.training_step import StepResult
 from tests.helpers.models import (
     MODES,
     SGD,
@@ -99,7 +100,7 @@ OUTPUT = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 @pytest.mark.parametrize("value", [Fraction(1, 3), 1 / 3, np.float64(1 / 3), 2**24 + 1, True])
 def test_any_number_is_measured_in_double_precision(value):
     accumulator = MetricAccumulator(resolve_metrics({"own": lambda output, target: value}))
-    accumulator.add(1, torch.zeros(()), torch.zeros(1), torch.zeros(1))
+    accumulator.add(1, StepResult(torch.zeros(()), torch.zeros(1), torch.zeros(1)))
     assert accumulator.measured().metrics == {"own": float(value)}
 
 

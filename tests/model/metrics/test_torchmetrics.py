@@ -27,6 +27,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 from compss_train.engines.codec import decode, encode
 from compss_train.model.measurements import MetricAccumulator, measured_number
 from compss_train.model.resolving import resolve_metrics
+from compss_train.model.training_step import StepResult
 
 CLASSES = 3
 
@@ -117,7 +118,7 @@ def measured(measures, batches):
     """Return what a worker reports of batches, on its way through an engine."""
     accumulator = MetricAccumulator(measures)
     for output, target in batches:
-        accumulator.add(len(output), torch.zeros(()), output, target)
+        accumulator.add(len(output), StepResult(torch.zeros(()), output, target))
     sums = accumulator.measured()
     return decode(np.concatenate([np.frombuffer(chunk, np.uint8) for chunk in encode(sums)]))
 
