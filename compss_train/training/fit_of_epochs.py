@@ -164,9 +164,7 @@ def prepare_fit(
         check_weightable(spec.loss)
     validation = None
     if options.validation_data is not None:
-        validation = validation_source(session, options.validation_data)
-        check_same_coding(data.coding, validation, "the validation data")
-        evaluate_first_batch(validation, model)
+        validation = _validation_data(session, options.validation_data, data)
     _check_merge(options.merge, spec)
     options.merge.check_workers(min(data.shares(options.order), session.num_workers))
     if callbacks.weighs:
@@ -185,9 +183,7 @@ def prepare_fit(
         checkpoint=checkpoint,
     )
     if checkpoint is not None:
-        resumed, skipped = resuming.check(checkpoint, fit.progress, options, session, data)
-        epochs = range(resumed.first_epoch, resumed.first_epoch + options.num_epochs)
-        fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
+        fit = _resumed(fit, checkpoint)
     data_checks.check_epochs(options, fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint.snapshot.parameters)
     for note in data.notes:
@@ -213,6 +209,22 @@ def _training_data(
     if spec.collate is None and data.structure.ragged:
         _check_targets(data)
     return data
+
+
+def _validation_data(session: Session, validation_data: Any, data: DataSource) -> DataSource:
+    """Return the source of the validation data; evaluates the first batch."""
+    validation = validation_source(session, validation_data)
+    check_same_coding(data.coding, validation, "the validation data")
+    evaluate_first_batch(validation, session.model)
+    return validation
+
+
+def _resumed(fit: FitOfEpochs, checkpoint: Checkpoint) -> FitOfEpochs:
+    """Return a fit from its checkpoint on; raises ``ValueError`` if that is of another fit."""
+    options = fit.options
+    progress, skipped = resuming.check(checkpoint, fit.progress, options, fit.session, fit.data)
+    epochs = range(progress.first_epoch, progress.first_epoch + options.num_epochs)
+    return replace(fit, epochs=epochs, reached=progress.reached, skipped=skipped)
 
 
 def _check_targets(data: DataSource) -> None:

@@ -192,8 +192,9 @@ def _merge_state(snapshot: Snapshot, model: TrainedModel) -> MergeState:
         moments = {(_named(name, names), key): array for (name, key), array in moments.items()}
     outer = saved.outer
     if outer is not None:
-        kept = {_named(name, spec.names.weights): value for name, value in outer["state"].items()}
-        outer = {**outer, "state": kept}
+        weights = spec.names.weights
+        state = {_named(name, weights): value for name, value in outer["state"].items()}
+        outer = {**outer, "state": state}
     return replace(saved, moments=moments, outer=outer)
 
 

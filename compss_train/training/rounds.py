@@ -114,23 +114,23 @@ def _new_schedule(fit: FitOfEpochs) -> MergeSchedule:
     """
     session = fit.session
     merge = fit.merge
-    chosen: type[MergeSchedule]
+    schedule_class: type[MergeSchedule]
     if merge.quorum == 0:
-        chosen = CommutativeSchedule
+        schedule_class = CommutativeSchedule
     elif merge.kind == "parameter_server":
-        chosen = ServerSchedule
+        schedule_class = ServerSchedule
     elif merge.kind == "synchronous":
-        chosen = SynchronousSchedule
+        schedule_class = SynchronousSchedule
     elif session.engine.traits.interruptible:
-        chosen = QuorumSchedule
+        schedule_class = QuorumSchedule
     else:
         warn_user(
             f"the {session.engine.name} engine cannot see which workers have arrived, so they "
             "merge synchronously; with Merge('commutative', quorum=0) each merges by itself, "
             "without waiting"
         )
-        chosen = SynchronousSchedule
-    schedule = chosen(session, merge, session.model.parameters)
+        schedule_class = SynchronousSchedule
+    schedule = schedule_class(session, merge, session.model.parameters)
     if fit.callbacks.weighs:
         schedule.weigh = fit.callbacks.merge
     return schedule

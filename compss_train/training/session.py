@@ -29,17 +29,16 @@ from compss_train.worker.state import WorkerState
 from compss_train.worker.work import Job
 
 FLOPS_OF_WEIGHT = 6
-"""Operations of a training step per weight and sample: two each for the forward pass and its two
-gradients.
+"""Operations of a training step per weight and sample.
+
+They are two each for the forward pass and its two gradients.
 """
 
 FLOPS_PER_SECOND = 1e10
 """Rough speed of a core; the training time decides how many workers share a task."""
 
 MAX_WORKERS = 10**5
-"""Maximum number of workers: each has a state and a random generator, which the coordinator
-holds.
-"""
+"""Maximum number of workers: the coordinator holds a state and a random generator of each."""
 
 
 class Session:
@@ -193,11 +192,12 @@ class Session:
 
     @property
     def states_apart(self) -> bool:
-        """Whether the states of workers that share a task are values of their own: then a state
-        moves only with its worker, but each costs as an object.
+        """Whether the states of workers that share a task are values of their own.
+
+        Then a state moves only with its worker, but each costs as an object.
         """
-        least = self.engine.traits.object_bytes
-        return not least or self.model.built.state_bytes >= least
+        object_bytes = self.engine.traits.object_bytes
+        return not object_bytes or self.model.built.state_bytes >= object_bytes
 
     def merged(self, parameters: Parameters, cut: Cut) -> Merged:
         """Publish the parameters in parts, with what merges keep cut alike."""
