@@ -173,9 +173,7 @@ class RoundPlan:
             if self.put_counts is not None:
                 epoch_assignments = self._epoch_assignments(epoch, self.num_workers)
                 epoch_draws = [
-                    Draws.of_epoch(assignment, self.batching, self.put_counts)
-                    if assignment
-                    else None
+                    _draws_of_epoch(assignment, self.batching, self.put_counts)
                     for assignment in epoch_assignments
                 ]
             for first in range(start.units, len(units), units_of_round):
@@ -298,6 +296,13 @@ class RoundPlan:
         if self.shuffle == "blocks":
             blocks = block_order(self.seed, epoch, len(self.sizes))
         return [BlockPass(block, epoch, self.sizes[block]) for block in blocks]
+
+
+def _draws_of_epoch(
+    assignment: WorkerAssignment, batching: Batching, put_counts: PutCounts
+) -> Draws | None:
+    """Return a worker's draws, or ``None`` for a worker without samples."""
+    return Draws.of_epoch(assignment, batching, put_counts) if assignment else None
 
 
 def _put_by_workers(

@@ -98,25 +98,24 @@ def test_arrays_and_tensors_come_back_under_any_names(tmp_path_factory, fields):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [
-        *(
-            {"file": "other"},
-            {"stamp": (1, 3)},
-            {"stamp": ()},
-            {"reader": "other"},
-            {"arrays": numbers(1, 5)},
-        ),
-        *({"arrays": {"y": numbers(1)["x"]}}, {"arrays": {"x": np.ones((ROWS, 5000), "f")}}),
+        {"file": "other"},
+        {"stamp": (1, 3)},
+        {"stamp": ()},
+        {"reader": "other"},
+        {"arrays": numbers(1, 5)},
+        {"arrays": {"y": numbers(1)["x"]}},
+        {"arrays": {"x": np.ones((ROWS, 5000), "f")}},
     ],
-    ids=lambda other: next(iter(other)),
+    ids=lambda changes: next(iter(changes)),
 )
-def test_a_changed_or_otherwise_read_file_is_another_one(cache, other):
+def test_a_changed_or_otherwise_read_file_is_another_one(cache, changes):
     arrays = numbers(1)
     entry_of(cache, "file", arrays).store(arrays)
     assert entry_of(cache, "file", arrays).load() is not None
-    found = entry_of(cache, **{"file": "file", "arrays": arrays, **other})
-    assert found.load() is None
+    entry = entry_of(cache, **{"file": "file", "arrays": arrays, **changes})
+    assert entry.load() is None
 
 
 SIZE = entry_bytes(ROWS, layout_of(numbers(0)))
@@ -134,7 +133,7 @@ def test_it_holds_those_used_last_within_its_limit(tmp_path_factory, used, room)
             assert (Path(cache.folder) / entry.name).stat().st_mtime_ns > clock
         if number not in recent:
             entry.store(numbers(number))
-        recent = [*(other for other in recent if other != number), number][-room:]
+        recent = [*(key for key in recent if key != number), number][-room:]
         clock += 1  # not that of the file system, which may be coarse
         os.utime(Path(cache.folder) / entry.name, ns=(clock, clock))
         assert (

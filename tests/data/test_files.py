@@ -105,11 +105,11 @@ def arrays(*keys, rows=3):
     ],
 )
 @pytest.mark.parametrize(
-    "own", [None, lambda filename, get_data=False: NpzReader()(filename, get_data)]
+    "reader", [None, lambda filename, get_data=False: NpzReader()(filename, get_data)]
 )
-def test_the_arrays_to_train_on(folder, own, held, options, targets, expected):
+def test_the_arrays_to_train_on(folder, reader, held, options, targets, expected):
     arrays(*held)
-    assert FileDataset("f.npz", own, **options).training_keys(targets=targets) == expected
+    assert FileDataset("f.npz", reader, **options).training_keys(targets=targets) == expected
 
 
 @pytest.mark.parametrize(

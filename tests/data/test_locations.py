@@ -230,11 +230,11 @@ def test_files_in_an_archive_are_read_by_name_and_by_pattern(tmp_path, monkeypat
         for name in ("d/0.npz", "d/1.npz", "d/._1.npz", "other.txt"):
             archive.writestr(name, FILES[".npz"] if "._" not in name else b"of a system")
     place = "d.zip" if place == "relative" else place.format(tmp_path / "d.zip")
-    for given in (
+    for files in (
         f"zip://d/*.npz::{place}",
         [f"zip://d/{number}.npz::{place}" for number in (0, 1)],
     ):
-        dataset = FileDataset(given)
+        dataset = FileDataset(files)
         assert dataset.files == [f"zip://d/{number}.npz::{place}" for number in (0, 1)]
         monkeypatch.chdir("/")
         same(np.asarray(read_all(dataset)["x"]), np.concatenate([X, X]))

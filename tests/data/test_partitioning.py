@@ -140,25 +140,26 @@ def test_other_numbers_of_workers_lose_and_repeat_nothing(plan, changes):
 def test_a_fit_is_longer_or_shorter_when_resumed(plan, after, num_epochs):
     begun = list(islice(plan.rounds(), after))
     first = plan.start.epoch
-    other = resumed(plan, begun[-1], stop=first + num_epochs)
-    seen = sum((trained(round_, plan.sizes) for round_ in [*begun, *other.rounds()]), Counter())
+    remaining = resumed(plan, begun[-1], stop=first + num_epochs)
+    seen = sum((trained(round_, plan.sizes) for round_ in [*begun, *remaining.rounds()]), Counter())
     last = max(num_epochs, -(-sum(seen.values()) // sum(plan.sizes)))
     epochs = range(first, first + last)
     expected = once(plan.sizes, epochs)
     # What has been begun of an epoch that is not wanted any more is not ended.
-    assert seen == expected if other.stop >= plan.stop else seen <= expected
-    assert other.samples_left == sum(sum(round_.counts) for round_ in other.rounds())
+    assert seen == expected if remaining.stop >= plan.stop else seen <= expected
+    samples = sum(sum(round_.counts) for round_ in remaining.rounds())
+    assert remaining.samples_left == samples
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
 def test_rounds_of_an_epoch_are_cut_as_at_first(shuffle):
     plan = RoundPlan((4,) * 8, 2, 1, 0, shuffle=shuffle, merge_every=1, merge_unit="blocks")
-    first, *rest = plan.rounds()
+    first, *later = plan.rounds()
     assert first.resume_point == ResumePoint(0, 2, 2)
-    other = list(resumed(plan, first, num_workers=3).rounds())
-    assert [round_.counts for round_ in rest] == [(4, 4)] * 3
-    assert [round_.counts for round_ in other] == [(4, 4, 4)] * 2
-    assert [round_.resume_point for round_ in other] == [ResumePoint(0, 5, 2), ResumePoint(1)]
+    of_three = list(resumed(plan, first, num_workers=3).rounds())
+    assert [round_.counts for round_ in later] == [(4, 4)] * 3
+    assert [round_.counts for round_ in of_three] == [(4, 4, 4)] * 2
+    assert [round_.resume_point for round_ in of_three] == [ResumePoint(0, 5, 2), ResumePoint(1)]
 
 
 @given(plans.filter(lambda plan: plan.merge_unit != "epochs" and plan.merge_every))

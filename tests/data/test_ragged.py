@@ -38,7 +38,7 @@ from tests.same_bits.material import Characters
 RANDOM = np.random.default_rng(1)
 LENGTHS = RANDOM.integers(2, 12, 41)
 TOKENS = [RANDOM.integers(1, 9, length) for length in LENGTHS]
-NEXT = [np.roll(each, -1) for each in TOKENS]
+NEXT = [np.roll(tokens, -1) for tokens in TOKENS]
 BY_X = {"bucket_by_length": "x"}
 STILL = {"shuffle": None, "shuffle_block_data": False, "progress": False}
 
@@ -48,7 +48,8 @@ def trainer_of(engine="serial", workers=1, **options):
 
 
 def padded(sequences, value):
-    return nn.utils.rnn.pad_sequence([torch.as_tensor(each) for each in sequences], True, value)
+    tensors = [torch.as_tensor(sequence) for sequence in sequences]
+    return nn.utils.rnn.pad_sequence(tensors, True, value)
 
 
 def plain_loop():
@@ -56,8 +57,8 @@ def plain_loop():
         numbers for rows in np.array_split(np.arange(41), 3) for numbers in np.array_split(rows, 4)
     ]
     steps = [
-        (padded([TOKENS[n] for n in each], 0), padded([NEXT[n] for n in each], -100))
-        for each in batches
+        (padded([TOKENS[row] for row in rows], 0), padded([NEXT[row] for row in rows], -100))
+        for rows in batches
     ]
     return plain_steps(Characters(), OPTIMIZERS[0][1], 2 * steps, seed=3)
 
@@ -77,9 +78,9 @@ def every_warning():
 
 @pytest.mark.usefixtures("every_warning")
 def test_read_only_sequences_warn_of_nothing_and_stay_as_they_are():
-    tokens = [each.copy() for each in TOKENS]
-    for each in tokens:
-        each.flags.writeable = False
+    tokens = [sequence.copy() for sequence in TOKENS]
+    for sequence in tokens:
+        sequence.flags.writeable = False
     for x in (tokens, Ragged(tokens)):
         trainer = trainer_of()
         trainer.fit(x, NEXT, num_epochs=1, batch_size=10, **STILL)
@@ -89,7 +90,8 @@ def test_read_only_sequences_warn_of_nothing_and_stay_as_they_are():
 
 @pytest.mark.parametrize("collate", [None, own_collate])
 def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
-    x, y = (BlockedTensor.from_array(Ragged(each), 3) for each in (TOKENS, NEXT))
+    x = BlockedTensor.from_array(Ragged(TOKENS), 3)
+    y = BlockedTensor.from_array(Ragged(NEXT), 3)
     ours = trainer_of(engine, collate=collate).fit(
         x, y, num_epochs=2, num_batches_per_worker=4, **STILL
     )
@@ -103,20 +105,21 @@ def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
 )
 def test_engines_agree_and_fits_are_resumed(engine, options, tmp_path):
     merge = Merge(every=2, unit="batches")
-    given = {
+    options = {
         **options,
         "num_epochs": 2,
         "batch_size": 5,
         "progress": False,
         "merge": merge,
     }
-    one, other = (trainer_of(each, workers=2) for each in (engine, "serial"))
-    one.fit(TOKENS, NEXT, validation_data=(TOKENS, NEXT), **given)
-    other.fit(TOKENS, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **given)
-    assert_same_bits(one.get_parameters(), other.get_parameters())
+    trainer = trainer_of(engine, workers=2)
+    trainer.fit(TOKENS, NEXT, validation_data=(TOKENS, NEXT), **options)
+    serial = trainer_of("serial", workers=2)
+    serial.fit(TOKENS, NEXT, callbacks=[Checkpoint(tmp_path, keep=99)], **options)
+    assert_same_bits(trainer.get_parameters(), serial.get_parameters())
     resumed = trainer_of(workers=2)
-    resumed.fit(TOKENS, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
-    assert_same_bits(one.get_parameters(), resumed.get_parameters())
+    resumed.fit(TOKENS, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **options)
+    assert_same_bits(trainer.get_parameters(), resumed.get_parameters())
 
 
 class OfPacked(nn.Module):
@@ -134,7 +137,7 @@ class OfPacked(nn.Module):
 
 def packed(sequences):
     return nn.utils.rnn.pack_sequence(
-        [torch.as_tensor(each) for each in sequences], enforce_sorted=False
+        [torch.as_tensor(sequence) for sequence in sequences], enforce_sorted=False
     )
 
 
@@ -151,7 +154,7 @@ PARITY = LENGTHS % 2
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_packed_sequences_are_one_input(engine, dtype):
     """And they become the network's dtype."""
-    vectors = [each.astype(dtype) for each in VECTORS]
+    vectors = [sequence.astype(dtype) for sequence in VECTORS]
     trainer = small_fits.trainer_of(engine, 1, 3, OfPacked, SGD, metric=None, collate=packed_pairs)
     ours = trainer.fit(
         vectors, PARITY, num_epochs=2, batch_size=10, **STILL, validation_data=(vectors, PARITY)
@@ -171,13 +174,12 @@ def test_packed_sequences_are_one_input(engine, dtype):
 
 def test_the_groups_of_a_frame_are_sequences():
     frame = pd.DataFrame(np.concatenate(VECTORS), columns=["a", "b", "c"][: VECTORS[0].shape[1]])
-    frame["group"] = np.repeat(np.arange(len(VECTORS)), [len(each) for each in VECTORS])
+    frame["group"] = np.repeat(np.arange(len(VECTORS)), [*map(len, VECTORS)])
     groups = [group.drop(columns="group") for _, group in frame.groupby("group")]
-    source, expected = (
-        as_data_source(each, None, 1).columns["x"].collect() for each in (groups, VECTORS)
-    )
-    assert torch.equal(source.values, expected.values)
-    assert torch.equal(source.offsets, expected.offsets)
+    sequences = as_data_source(groups, None, 1).columns["x"].collect()
+    expected = as_data_source(VECTORS, None, 1).columns["x"].collect()
+    assert torch.equal(sequences.values, expected.values)
+    assert torch.equal(sequences.offsets, expected.offsets)
     alone = [group["a"] for group in groups]
     assert (
         as_data_source(alone, None, 1).columns["x"].collect().values.tolist() == frame["a"].tolist()
@@ -194,7 +196,7 @@ def test_a_step_gets_packed_sequences_as_they_were_made():
             model(x).logsumexp(1).mean() if y is None else nn.functional.cross_entropy(model(x), y)
         )
 
-    vectors = [each.astype("float32") for each in VECTORS]
+    vectors = [sequence.astype("float32") for sequence in VECTORS]
     pairs = [*zip(vectors, PARITY, strict=True)]
     alone = torch.utils.data.DataLoader(vectors, 10, collate_fn=packed)
     loader = torch.utils.data.DataLoader(pairs, 10, collate_fn=packed_pairs)
@@ -269,23 +271,24 @@ def test_the_lengths_are_those_of_the_only_column_that_has_some(column, number):
 
 def test_the_order_by_lengths_is_that_of_the_data_wherever_they_are_moved():
     x = Ragged(TOKENS).to(torch.int32)
-    moved, plain = (batches_of(each, LENGTHS, 2, bucket_by_length=True) for each in (x, TOKENS))
+    moved = batches_of(x, LENGTHS, 2, bucket_by_length=True)
+    plain = batches_of(TOKENS, LENGTHS, 2, bucket_by_length=True)
     assert moved == plain
 
 
 def test_predictions_of_batches_of_different_lengths_are_a_list():
     trainer = trainer_of()
     net = trainer.model().eval()
-    found = trainer.predict(TOKENS, batch_size=4)
-    assert len(found) == len(TOKENS)
+    outputs = trainer.predict(TOKENS, batch_size=4)
+    assert len(outputs) == len(TOKENS)
     assert all(
         np.array_equal(*pair)
-        for pair in zip(found, trainer.predict(Ragged(TOKENS), batch_size=4), strict=True)
+        for pair in zip(outputs, trainer.predict(Ragged(TOKENS), batch_size=4), strict=True)
     )
     # Each step sums 6 and 8 products, which add up to at most 10, the last layer 8; gates forget
     # earlier errors.
     rounding = LENGTHS.max() * sum_error(np.float32, 6 + 8 + 8, 10.0)
-    for tokens, output in zip(TOKENS, found, strict=True):
+    for tokens, output in zip(TOKENS, outputs, strict=True):
         with torch.no_grad():
             expected = net(torch.from_numpy(tokens)[None])[0].numpy()
         np.testing.assert_allclose(output[:, : len(tokens)], expected, rtol=0, atol=rounding)
@@ -294,7 +297,7 @@ def test_predictions_of_batches_of_different_lengths_are_a_list():
 
 def labelled_collate(samples):
     xs, ys = zip(*samples, strict=True)
-    return padded(xs, 0), torch.stack([each.get("label") for each in ys])
+    return padded(xs, 0), torch.stack([target.get("label") for target in ys])
 
 
 @pytest.mark.parametrize("data", ["lists", "samples"])
@@ -307,8 +310,8 @@ def test_predictions_are_collated_without_targets(data, collate):
     """
     x = TOKENS if data == "lists" else Samples(TOKENS)
     expected = trainer_of().predict(TOKENS, batch_size=4)
-    found = trainer_of(collate=collate).predict(x, batch_size=4)
-    assert all(map(np.array_equal, found, expected))
+    outputs = trainer_of(collate=collate).predict(x, batch_size=4)
+    assert all(map(np.array_equal, outputs, expected))
 
 
 def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
@@ -354,20 +357,23 @@ def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
 def test_sequences_are_selected_as_rows_of_an_array_are(key):
     selected = Ragged(TOKENS)[key]
     expected = np.arange(41)[key]
-    assert [each.tolist() for each in selected] == [TOKENS[number].tolist() for number in expected]
+    assert [tokens.tolist() for tokens in selected] == [
+        TOKENS[number].tolist() for number in expected
+    ]
 
 
 def test_sequences_are_cut_selected_and_pickled_without_the_others():
     ragged = Ragged(TOKENS)
     rows = np.array([5, 3, 40, 3])
-    for found in (
+    for sequences in (
         ragged.index_select(0, torch.from_numpy(rows)),
         gather(rows, [0, 17], [ragged[:17], ragged[17:]]),
     ):
-        assert [each.tolist() for each in found] == [TOKENS[n].tolist() for n in rows]
+        expected = [TOKENS[row].tolist() for row in rows]
+        assert [tokens.tolist() for tokens in sequences] == expected
     part = pickle.loads(pickle.dumps(ragged[3:5]))
     assert len(part.values) == LENGTHS[3] + LENGTHS[4]
-    assert [each.tolist() for each in join([part, ragged[:1]])] == [
+    assert [tokens.tolist() for tokens in join([part, ragged[:1]])] == [
         TOKENS[n].tolist() for n in (3, 4, 0)
     ]
     assert torch.equal(ragged[7:9].padded(0), padded(TOKENS[7:9], 0))
@@ -410,7 +416,7 @@ def test_batches_by_length_need_lengths_and_the_order_of_blocks(data, options, k
         trainer_of().fit(*data, num_epochs=1, batch_size=5, **BY_X | options)
 
 
-FLOATS = [each.astype(np.float32) for each in NEXT]
+FLOATS = [tokens.astype(np.float32) for tokens in NEXT]
 WRONG = {
     "items of 2 dtypes and shapes": lambda: Ragged([np.ones(1), np.ones((2, 2))]),
     "collate=3": lambda: trainer_of(collate=3),

@@ -196,7 +196,7 @@ def test_lists_that_differ_in_length_are_sequences(table, order):
     numbers = [4, 0, 3, 6, 6]
     batch = rows_of(dataset, numbers, x="tokens", y="label")
     assert isinstance(batch.x, Ragged)
-    assert [each.tolist() for each in batch.x] == [
+    assert [sequence.tolist() for sequence in batch.x] == [
         dataset.with_format(None)[n]["tokens"] for n in numbers
     ]
 

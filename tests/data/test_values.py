@@ -189,9 +189,9 @@ UNLIKE = {
 
 @pytest.mark.parametrize(("message", "samples"), UNLIKE.values(), ids=UNLIKE)
 def test_no_part_of_a_sample_is_left_out_without_a_word(message, samples):
-    for each in (samples, samples[::-1]):
+    for ordered in (samples, samples[::-1]):
         with pytest.raises(ValueError, match=message):
-            batch_of(each, Roles(), None, collate=None)
+            batch_of(ordered, Roles(), None, collate=None)
     if message == NO_TARGET:
         with pytest.raises(ValueError, match=message):
             batch_of(samples, Roles(), None, collate=list)

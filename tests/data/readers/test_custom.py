@@ -128,10 +128,10 @@ def test_ends_that_are_unknown_or_differ_are_errors(files):
 def test_a_reader_that_is_given_is_taken_for_any_names(tmp_path):
     reader = NpzReader()
     assert as_reader(reader, ["a.csv", "b"]) is reader
-    own = as_reader(read_bin, ["a.csv", "b.npz"])
-    assert isinstance(own, CustomReader)
-    assert isinstance(own, Reader)
-    assert own.function is read_bin
+    reader = as_reader(read_bin, ["a.csv", "b.npz"])
+    assert isinstance(reader, CustomReader)
+    assert isinstance(reader, Reader)
+    assert reader.function is read_bin
     np.savez(tmp_path / "f.npz", x=X)
     (tmp_path / "f.npz").rename(tmp_path / "f.dat")
     same(read_file(tmp_path / "f.dat", reader)["x"], X)

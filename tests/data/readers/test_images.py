@@ -110,10 +110,10 @@ def test_the_error_of_different_sizes_says_how_to_resize(folder):
         read_all(FileDataset(folder, ImageFolderReader()))
 
 
-@pytest.mark.parametrize("given", [0, (3,), (3, 4, 5), (3, 0), (2.5, 3), "ab"])
-def test_sizes_that_are_none_and_unknown_modes_are_errors(given):
+@pytest.mark.parametrize("size", [0, (3,), (3, 4, 5), (3, 0), (2.5, 3), "ab"])
+def test_sizes_that_are_none_and_unknown_modes_are_errors(size):
     with pytest.raises(ValueError, match="give a height and a width"):
-        ImageFolderReader(given)
+        ImageFolderReader(size)
     with pytest.raises(ValueError, match="mode='CMYK': choose one of 'RGB', 'L', 'RGBA'"):
         ImageFolderReader(mode="CMYK")
 
@@ -211,8 +211,8 @@ def test_twelve_bits_are_scaled_too(tmp_path):
 
 def tiff(path, values, **tags):
     """Write one row of gray values in TIFF, uncompressed."""
-    own = {"bits": (258, values.dtype.itemsize * 8), "white": (262, 1), "format": (339, 1)}
-    own |= {name: (own[name][0], value) for name, value in tags.items()}
+    fields = {"bits": (258, values.dtype.itemsize * 8), "white": (262, 1), "format": (339, 1)}
+    fields |= {name: (fields[name][0], value) for name, value in tags.items()}
     entries = [
         (256, len(values)),
         (257, 1),
@@ -222,7 +222,7 @@ def tiff(path, values, **tags):
         (278, 1),
         (279, values.nbytes),
     ]
-    entries = sorted([*entries, *own.values()])
+    entries = sorted([*entries, *fields.values()])
     content = (
         struct.pack("<2sHI", b"II", 42, 8 + values.nbytes)
         + values.tobytes()

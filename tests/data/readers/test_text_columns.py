@@ -51,7 +51,7 @@ def test_values_of_csv_files_are_those_that_the_csv_module_reads_or_refused(fold
     different = set(cells)
     chosen = data.draw(st.none() | st.permutations(sorted({*cells, "unused"})), label="classes")
     numbers = different if all(map(is_number, different)) else set(filter(is_number, different))
-    integers = [all(cell.strip("-").isdecimal() for cell in each) for each in files]
+    integers = [all(cell.strip("-").isdecimal() for cell in cells) for cells in files]
     if chosen is None and 2 * len(numbers) > len(different) > len(numbers):
         with pytest.raises(BadFileError, match=r"in 'y', in row .*, where most values are numbers"):
             FileDataset(paths)
@@ -74,13 +74,15 @@ def test_values_of_csv_files_are_those_that_the_csv_module_reads_or_refused(fold
 def test_files_with_types_have_the_same_type_or_are_refused(folder, kind, kinds, given_classes):
     values = {"words": ["b", "a", "b"], "numbers": [5, 7, 5]}
     paths = [
-        TABLES[kind].saved(folder, f"{kind}{n}", x=np.arange(3), y=values[each])
-        for n, each in enumerate(kinds)
+        TABLES[kind].saved(folder, f"{kind}{number}", x=np.arange(3), y=values[values_kind])
+        for number, values_kind in enumerate(kinds)
     ]
     classes = {"y": ["b", "a"] if kinds[0] == "words" else [7, 5]} if given_classes else None
-    other = next((path for path, each in zip(paths, kinds, strict=True) if each != kinds[0]), None)
-    if other is not None:
-        with names(other, "'y'"):
+    unlike = [
+        path for path, values_kind in zip(paths, kinds, strict=True) if values_kind != kinds[0]
+    ]
+    if unlike:
+        with names(unlike[0], "'y'"):
             FileDataset(paths, classes=classes)
         return
     dataset = FileDataset(paths, classes=classes)
@@ -164,15 +166,15 @@ def test_files_that_were_counted_beforehand_are_checked_when_they_are_read(tmp_p
             read_all(dataset)
 
 
-@pytest.mark.parametrize("given", [None, ["EU", "NA"], ["null", "NA", "EU"]])
-def test_words_for_missing_values_may_be_given_as_classes(tmp_path, given):
+@pytest.mark.parametrize("classes", [None, ["EU", "NA"], ["null", "NA", "EU"]])
+def test_words_for_missing_values_may_be_given_as_classes(tmp_path, classes):
     paths = written(tmp_path, [["EU", "NA"], ["NA"]])
-    if given is None:
+    if classes is None:
         with names(paths[0], "lacks a value in 'y', the first in row 1"):
             FileDataset(paths)
         return
-    codes = read_all(FileDataset(paths, classes={"y": given}))["y"]
-    assert [given[code] for code in codes] == ["EU", "NA", "NA"]
+    codes = read_all(FileDataset(paths, classes={"y": classes}))["y"]
+    assert [classes[code] for code in codes] == ["EU", "NA", "NA"]
 
 
 @given(
