@@ -627,9 +627,16 @@ def report(options: argparse.Namespace, results: Results) -> None:
         "merges an epoch",
         "MB a merge",
     ]
-    headers += ["most", "MB in epoch 1", f"s to {options.target:g}%", "of DDP", "seconds are"]
+    headers += [
+        "most",
+        "of all-reduce",
+        "MB in epoch 1",
+        f"s to {options.target:g}%",
+        "of DDP",
+        "seconds are",
+    ]
     for link in dict.fromkeys(link for link, _ in results):
-        rows = [row(options.target, results, link, label) for label in options.contestants]
+        rows = [row(options, results, link, label) for label in options.contestants]
         title = f"{name_of(link)}, {options.nodes} nodes, {options.network}, {options.engine}"
         common.print_table(title, headers, rows)
         print(f"Goals for two nodes: {GOALS[link]}" if link in GOALS else "")
@@ -642,12 +649,20 @@ def report(options: argparse.Namespace, results: Results) -> None:
     )
     print(
         "samples/s and MB a merge: from epoch 2 on. MB: what a node sends, blocks too; mean "
-        "over nodes, and most"
+        "over nodes, and most; the most over what all-reduce sends, 2 (n - 1) / n parameters"
     )
 
 
-def row(target: float, results: Results, link: float, label: str) -> list[str]:
+def all_reduce_megabytes(options: argparse.Namespace) -> float:
+    """Return what each node sends for a ring all-reduce of the parameters."""
+    job = Job(options.network, options.samples, options.epochs, 0, options.nodes, switch="")
+    nbytes = sum(parameter.nbytes for parameter in job.net().parameters())
+    return 2 * (options.nodes - 1) / options.nodes * nbytes / 1e6
+
+
+def row(options: argparse.Namespace, results: Results, link: float, label: str) -> list[str]:
     """Return a contestant's cells."""
+    target = options.target
 
     def seconds_to(runs: Sequence[Measured]) -> list[float]:
         reached = [run.seconds_to(target) for run in runs]
@@ -671,6 +686,7 @@ def row(target: float, results: Results, link: float, label: str) -> list[str]:
         f"{runs[0].merges:g}",
         spread([fmean(run.sent_a_merge) for run in runs]),
         spread([max(run.sent_a_merge) for run in runs]),
+        spread([max(run.sent_a_merge) / all_reduce_megabytes(options) for run in runs], ".2f"),
         spread([fmean(run.sent[0]) for run in runs], ".0f"),
         spread(seconds, ".1f"),
         against(seconds, seconds_to(peers), ".3f"),
@@ -683,7 +699,7 @@ def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=8, samples=60_000)
     add = options_parser.add_argument
     add("--network", choices=(*NETWORKS, LANGUAGE_MODEL), default="MLP")
-    add("--nodes", type=int, choices=(2, 4), default=2, help="with a worker or rank each")
+    add("--nodes", type=int, choices=(2, 4, 8), default=2, help="with a worker or rank each")
     add("--engine", choices=ENGINES, default="ray", help="that runs our workers")
     add("--rates", type=float, nargs="+", default=[10_000.0, 1_000.0, 100.0], help="Mbit/s")
     add("--contestants", nargs="+", choices=everyone, default=everyone)
