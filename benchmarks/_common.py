@@ -1,41 +1,26 @@
-"""What the benchmarks share: options, data, networks, fits, plain loops and their ranks,
-applications, and tables.
-
-As a program it is an application that calls one function: see ``call``.
-"""
+"""What the benchmarks share: options, data, networks, fits, processes and tables."""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import gzip
-import importlib.util
-import json
 import multiprocessing
 import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
-from multiprocessing.synchronize import Barrier
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed, nn
+from torch import nn
 
 if TYPE_CHECKING:
     from compss_train import BlockedTensor, DistributedTrainer
@@ -43,20 +28,19 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 FASHION_MNIST = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 MEAN = 0.2860
+"""Mean of Fashion-MNIST's training pixels, scaled to 0..1."""
 DEVIATION = 0.3530
-"""Of Fashion-MNIST's training pixels, scaled to 0..1."""
+"""Standard deviation of the same pixels."""
 WORKERS = 2
 BATCH = 100
+"""Samples of a batch, for us and for peers, unless a benchmark says otherwise."""
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
-"""Unless a benchmark says otherwise, for us and for peers."""
-WARM_UP_BATCHES = 50
-"""Of plain loops, before their time begins."""
+"""The optimizer, for us and for peers, unless a benchmark says otherwise."""
 
 T = TypeVar("T")
 
 
 # -- options
-# -----------------------------------------------------------------------------------------------
 
 
 def parser(
@@ -75,7 +59,8 @@ def parser(
     options = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    if names := list(parts):
+    names = list(parts)
+    if names:
         default = default or names
         text = f"{', '.join(names)}; {', '.join(default)} if none is given"
         options.add_argument("parts", nargs="*", choices=[*names, []], metavar="PART", help=text)
@@ -96,19 +81,19 @@ def parser(
 
 
 def parsed(options: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
-    """Return the command line's options; with ``--quick`` a single repetition, and what ``quick``
-    replaces.
+    """Return the command line's options.
+
+    With ``--quick`` there is a single repetition, and ``quick`` replaces options.
     """
-    given = options.parse_args()
-    if "parts" in given:
-        given.parts = given.parts or given.default_parts
-    if given.quick:
-        vars(given).update({"repetitions": 1, **quick})
-    return given
+    arguments = options.parse_args()
+    if "parts" in arguments:
+        arguments.parts = arguments.parts or arguments.default_parts
+    if arguments.quick:
+        vars(arguments).update({"repetitions": 1, **quick})
+    return arguments
 
 
 # -- data and networks
-# -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,9 +109,9 @@ class Images:
         """Return the training images and their labels in so many blocks."""
         from compss_train import BlockedTensor  # not at the top: peers do without
 
-        return BlockedTensor.from_array(self.x, (blocks, 1)), BlockedTensor.from_array(
-            self.y, (blocks, 1)
-        )
+        x = BlockedTensor.from_array(self.x, (blocks, 1))
+        y = BlockedTensor.from_array(self.y, (blocks, 1))
+        return x, y
 
 
 def image_source() -> str:
@@ -149,15 +134,15 @@ def load_images(samples: int = 60_000) -> Images:
 def _labelled(part: str, samples: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     pixels = _idx(FASHION_MNIST / f"{part}-images-idx3-ubyte.gz")[:samples, None]
     labels = _idx(FASHION_MNIST / f"{part}-labels-idx1-ubyte.gz")[:samples]
-    images = (pixels.astype(np.float32) / np.float32(255) - np.float32(MEAN)) / np.float32(
-        DEVIATION
-    )
+    scaled = pixels.astype(np.float32) / np.float32(255)
+    images = (scaled - np.float32(MEAN)) / np.float32(DEVIATION)
     return images, labels.astype(np.int64)
 
 
 def _idx(path: Path) -> NDArray[np.uint8]:
-    """Read an idx file of bytes: 2 zero bytes, type, number of dimensions, big-endian dimensions,
-    data.
+    """Read an idx file of bytes.
+
+    It has 2 zero bytes, a type, the number of dimensions, big-endian dimensions, and the data.
     """
     data = gzip.decompress(path.read_bytes())
     dimensions = np.frombuffer(data, ">u4", count=data[3], offset=4)
@@ -198,9 +183,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn}
 
 
 def network(name: str, seed: int) -> nn.Module:
-    """Return the named network with the parameters that the seed gives, the same for all
-    contestants.
-    """
+    """Return the named network with the parameters of a seed, the same for all contestants."""
     torch.manual_seed(seed)
     return NETWORKS[name]()
 
@@ -220,7 +203,6 @@ def accuracy_of(net: nn.Module, images: Images) -> float:
 
 
 # -- our fits
-# ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -234,10 +216,10 @@ def warm_trainer(
     warm: tuple[Any, Any] | None = None,
     **build: Any,
 ) -> Iterator[DistributedTrainer]:
-    """Yield a trainer, with a thread a worker, whose processes a fit on ``warm`` (or on zeros) has
-    started.
+    """Yield a trainer, with a thread a worker, whose processes a fit has started.
 
-    Building the network anew forgets what that fit has trained.
+    It was one on ``warm``, or on zeros. Building the network anew forgets what that fit has
+    trained.
     """
     from compss_train import DistributedTrainer  # not at the top: peers do without
 
@@ -307,7 +289,6 @@ class Stamp:
 
 
 # -- processes
-# ---------------------------------------------------------------------------------------------
 
 
 def environment(**variables: str) -> AbstractContextManager[Any]:
@@ -316,8 +297,9 @@ def environment(**variables: str) -> AbstractContextManager[Any]:
 
 
 def threads_of_children(threads: int) -> AbstractContextManager[Any]:
-    """Let processes started meanwhile use so many threads: the libraries read it when they are
-    imported.
+    """Let processes that are started meanwhile use so many threads.
+
+    The libraries read it when they are imported.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return environment(**dict.fromkeys(names, str(threads)))
@@ -336,396 +318,26 @@ def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
         return executor.submit(function, *args).result()
 
 
-# -- plain loops, and the ranks of peers
-# -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """A process of a peer, which meets the others in a folder."""
-
-    number: int = 0
-    ranks: int = 1
-    folder: str = ""
-    interface: str = "lo"
-
-    def join(self) -> None:
-        """Join the process group of all ranks, until the process ends.
-
-        It is not destroyed before: its destructor can wait for its own thread, which waits for
-        Python's lock.
-        """
-        # Host names need not resolve in a container.
-        os.environ["GLOO_SOCKET_IFNAME"] = self.interface
-        meeting = f"file://{Path(self.folder, 'store')}"
-        distributed.init_process_group(
-            "gloo", init_method=meeting, rank=self.number, world_size=self.ranks
-        )
-
-    def shares(
-        self, samples: int, epoch: int, seed: int, batch: int = BATCH
-    ) -> tuple[torch.Tensor, ...]:
-        """Return the rows of this rank's batches in an epoch: all samples are shuffled, all ranks
-        get as many.
-        """
-        order = torch.randperm(
-            samples, generator=torch.Generator().manual_seed(1000 * seed + epoch)
-        )
-        own: tuple[torch.Tensor, ...] = order[: samples - samples % self.ranks][
-            self.number :: self.ranks
-        ].split(batch)
-        return own
-
-
-START_LIMIT = 300  # seconds until all processes of a peer must be ready, or something is wrong
-
-_barrier: Barrier | None = None
-
-
-def run_ranks(function: Callable[..., T], ranks: int, *args: Any, threads: int = 1) -> list[T]:
-    """Return ``function(rank, *args)`` of each rank, each in a new process; the function calls
-    ``meet``.
-    """
-    context = multiprocessing.get_context("spawn")
-    start = context.Barrier(ranks)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        threads_of_children(threads),
-        ProcessPoolExecutor(
-            ranks, context, initializer=_set_barrier, initargs=(start,)
-        ) as executor,
-    ):
-        each = [Rank(number=number, ranks=ranks, folder=folder) for number in range(ranks)]
-        return list(executor.map(function, each, *([arg] * ranks for arg in args)))
-
-
-def _set_barrier(barrier: Barrier) -> None:
-    global _barrier
-    _barrier = barrier
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent has ended: waiting for the others, it would outlive a killed
-    benchmark.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def meet() -> None:
-    """Wait until all ranks are here."""
-    if _barrier is not None:
-        _barrier.wait(START_LIMIT)
-
-
-def optimizer_for(net: nn.Module, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """Return the torch optimizer of our dict."""
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "sgd": torch.optim.SGD,
-        "adam": torch.optim.Adam,
-    }
-    others = {name: value for name, value in options.items() if name != "optimizer"}
-    return kinds[options["optimizer"]](net.parameters(), **others)
-
-
-def step(
-    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
-) -> None:
-    """Train on a batch with the least that it takes: no loss is kept, nothing is measured."""
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(net(x), y).backward()
-    optimizer.step()
-
-
-def warm_up(net: nn.Module, options: Mapping[str, Any], x: torch.Tensor, y: torch.Tensor) -> None:
-    """Train a copy of the network on a batch, again and again: the first batches of a process are
-    slower.
-    """
-    own = copy.deepcopy(net)
-    optimizer = optimizer_for(own, options)
-    for _ in range(WARM_UP_BATCHES):
-        step(own, optimizer, x, y)
-
-
-Method: TypeAlias = tuple[nn.Module, Callable[[], object]]
-"""What a peer calls in place of its network, and what it does after each step."""
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What a peer exchanges between its ranks, and when."""
-
-    net: nn.Module
-    optimizer: torch.optim.Optimizer
-    rank: Rank
-    period: int
-    """Steps between merges."""
-
-
-@contextmanager
-def _plain(peer: Exchange) -> Iterator[Method]:
-    yield peer.net, lambda: None
-
-
-POWER_SGD_START = 10
-"""Batches before PowerSGD compresses."""
-
-
-@contextmanager
-def _ddp(peer: Exchange, compression: str = "") -> Iterator[Method]:
-    """PowerSGD has the rank that PyTorch takes by default, 1, and its error feedback.
-
-    All its gradients are in one bucket: a bucket needs three sums in a row, which gloo mixes up
-    between buckets.
-    """
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    wrapped = nn.parallel.DistributedDataParallel(
-        peer.net, bucket_cap_mb=1_000 if compression == POWER_SGD else None
-    )
-    if compression == POWER_SGD:
-        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWER_SGD_START)
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif compression == FP16:
-        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    yield wrapped, lambda: None
-
-
-@contextmanager
-def _averager(peer: Exchange) -> Iterator[Method]:
-    """Average the parameters after every ``period`` steps."""
-    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-
-    # Its first step has the number 0.
-    averager = PeriodicModelAverager(peer.period, warmup_steps=peer.period - 1)
-    yield peer.net, lambda: averager.average_parameters(peer.net.parameters())
-
-
-@contextmanager
-def _diloco(peer: Exchange) -> Iterator[Method]:
-    """Step with DiLoCo's outer optimizer every ``period`` steps; each rank is a replica group of
-    torchft's.
-    """
-    import psutil
-    from torchft import Manager, ProcessGroupGloo
-    from torchft.coordination import LighthouseServer
-    from torchft.local_sgd import DiLoCo
-
-    rank = peer.rank
-    limit = timedelta(seconds=120)
-    address = psutil.net_if_addrs()[rank.interface][0].address
-    servers = [LighthouseServer(bind="[::]:0", min_replicas=rank.ranks)] if rank.number == 0 else []
-    meeting = [f"http://{address}:{server.address().rpartition(':')[2]}" for server in servers] or [
-        ""
-    ]
-    distributed.broadcast_object_list(meeting, src=0)
-    store = distributed.TCPStore(address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=limit),
-        load_state_dict=None,
-        state_dict=None,
-        min_replica_size=rank.ranks,
-        use_async_quorum=False,
-        timeout=limit,
-        quorum_timeout=limit,
-        rank=0,
-        world_size=1,
-        store_addr=address,
-        store_port=store.port,
-        lighthouse_addr=meeting[0],
-        replica_id=str(rank.number),
-        hostname=address,
-        init_sync=False,  # all ranks begin with the same parameters
-    )
-    outer = torch.optim.SGD(peer.net.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    with DiLoCo(manager, [peer.net], peer.optimizer, outer, sync_every=peer.period):
-        yield peer.net, lambda: None
-    distributed.barrier()
-    manager.shutdown(wait=False)
-
-
-DDP = "DDP"
-FP16 = "DDP fp16"
-POWER_SGD = "DDP PowerSGD"
-AVERAGER = "PeriodicModelAverager"
-PLAIN = "plain loop"
-DILOCO = "torchft DiLoCo"
-METHODS: dict[str, Callable[[Exchange], AbstractContextManager[Method]]] = {
-    PLAIN: _plain,
-    DDP: _ddp,
-    FP16: partial(_ddp, compression=FP16),
-    POWER_SGD: partial(_ddp, compression=POWER_SGD),
-    AVERAGER: _averager,
-    DILOCO: _diloco,
-}
-PEERS = tuple(each for each in METHODS if each != DILOCO or importlib.util.find_spec("torchft"))
-"""Those that are installed."""
-MERGING = (AVERAGER, DILOCO)
-"""Peers that exchange parameters, not gradients."""
-
-
-# -- applications
-# ------------------------------------------------------------------------------------------
-
-
-DEADLINE = 1800.0
-GRACE = 10.0
-"""Seconds for an application, which hangs if it takes longer, and for its workers when it has
-ended.
-"""
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """How COMPSs runs an application: with so many computing units a node, by default on this
-    machine only.
-    """
-
-    units: int = WORKERS
-    hosts: Sequence[str] = ()
-    """The nodes, each with a worker, if there are several; the application runs on the first."""
-    pythonpath: Sequence[str] = ()
-    """Folders for modules beside ours, on the workers too."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-def has_compss() -> bool:
-    """Return whether COMPSs is here, and say it if not: everything else can be measured without
-    it.
-    """
-    if shutil.which("runcompss") is None:
-        print(
-            "SKIPPED: there is no runcompss on the PATH; compss-train doctor says what COMPSs needs"
-        )
-        return False
-    return True
-
-
-def call(
-    function: Callable[..., Any],
-    *arguments: Any,
-    runtime: Runtime | None = None,
-    within: Sequence[str] = (),
-) -> Any:
-    """Return what the function returns in a new application: of COMPSs where a runtime is given.
-
-    It is found by its file and name; arguments and result are what JSON can hold, and go through
-    files, as what COMPSs prints is not to be relied on. ``within`` are words before the command,
-    which say where it runs.
-    """
-    with tempfile.TemporaryDirectory(prefix="compss_bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        request = folder / "request.json"
-        result = folder / "result.json"
-        module = Path(function.__code__.co_filename).stem
-        request.write_text(json.dumps([module, function.__name__, arguments, str(result)]))
-        python = [sys.executable] if runtime is None else _runcompss(runtime, folder)
-        variables = {} if runtime is None else runtime.environment
-        code = _run(
-            [*within, *python, str(Path(__file__).resolve()), str(request)],
-            folder,
-            {**os.environ, **variables},
-        )
-        if code or not result.exists():
-            words = (folder / "output").read_text(errors="replace").splitlines()[-40:]
-            raise RuntimeError(
-                "\n".join([f"{function.__name__} ended with {code}; its last words:", *words])
-            )
-        return json.loads(result.read_text())
-
-
-def _runcompss(runtime: Runtime, folder: Path) -> list[str]:
-    configure = [sys.executable, "-m", "compss_train", "configure", f"--units={runtime.units}"]
-    files = [f"--folder={folder}", f"--working-dir={folder}/workers"]
-    several: list[str] = []
-    if runtime.hosts:
-        configure.append(f"--hosts={','.join(runtime.hosts)}")
-        several = [f"--master_name={runtime.hosts[0]}", "--cpu_affinity=disabled"]
-    subprocess.run([*configure, *files], check=True, stdout=subprocess.DEVNULL)
-    return [
-        *("runcompss", "--lang=python", f"--log_dir={folder}", *several),
-        *(f"--project={folder}/project.xml", f"--resources={folder}/resources.xml"),
-        f"--python_interpreter={sys.executable}",
-        f"--pythonpath={':'.join([str(HERE), str(HERE.parent), *runtime.pythonpath])}",
-    ]
-
-
-def _run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> int | None:
-    """Run the command; return its exit code, or ``None`` where it did not end in time. Leave no
-    process behind.
-    """
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            until = time.monotonic() + GRACE
-            while (left := _processes(folder)) and time.monotonic() < until:
-                time.sleep(0.2)
-            for each in left:
-                with suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
-
-
-def _processes(folder: Path) -> list[int]:
-    """Return the workers, which ssh starts: they are known by the folder on their command lines."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):  # one that has just ended
-            if entry.name.isdecimal() and os.fsencode(folder) in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
-
-
-def _application(request: Path) -> None:
-    """Call the function that a file names, imported, so that what it defines has a module for
-    workers, too.
-    """
-    module, function, arguments, result = json.loads(request.read_text())
-    returned = getattr(importlib.import_module(module), function)(*arguments)
-    Path(result).write_text(json.dumps(returned))
-
-
 # -- tables
-# ------------------------------------------------------------------------------------------------
 
 
 def in_turn(contestants: Mapping[str, Callable[[int], T]], repetitions: int) -> dict[str, list[T]]:
-    """Call all contestants with the repetition's number, one after another, so that noise meets all
-    of them.
+    """Call all contestants with the repetition's number, one after another.
+
+    So noise meets all of them.
     """
     results: dict[str, list[T]] = {label: [] for label in contestants}
     for repetition in range(repetitions):
         for label, contestant in contestants.items():
-            results[label].append(contestant(repetition))
-            print(
-                f"{repetition + 1}: {label}: {results[label][-1]}"[:200],
-                file=sys.stderr,
-                flush=True,
-            )
+            result = contestant(repetition)
+            results[label].append(result)
+            line = f"{repetition + 1}: {label}: {result}"
+            print(line[:200], file=sys.stderr, flush=True)
     return results
 
 
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """Return "median (min-max)"; a plain number where there is one value, a dash where there is
-    none.
-    """
+    """Return "median (min to max)", one value as a plain number, and none as a dash."""
     if not values:
         return "-"
     if len(values) == 1:
@@ -734,43 +346,37 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def ratios(ours: Sequence[float], peers: Sequence[float]) -> list[float]:
-    """Return the ratio within each repetition: what disturbs the machine disturbs both sides of
-    it.
+    """Return the ratio within each repetition.
+
+    What disturbs the machine disturbs both sides of it.
     """
     return [mine / theirs for mine, theirs in zip(ours, peers, strict=True)]
 
 
 def print_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under headers: the first column to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     print(f"\n{title}", "-" * len(title), sep="\n")
-    for row in [headers, *rows]:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
+    for name, *values in [headers, *rows]:
+        cells = [name.ljust(widths[0])]
+        cells += [value.rjust(width) for value, width in zip(values, widths[1:], strict=True)]
         print("  ".join(cells).rstrip(), flush=True)
 
 
 def print_rates(
     title: str,
     rates: Mapping[str, Sequence[float]],
-    to: str,
+    base: str,
+    *,
     goal: str = "",
     unit: str = "samples/s",
     form: str = ",.0f",
 ) -> None:
-    """Print each contestant's rates, and their ratios to those of one of them."""
-    rows = [
-        [
-            label,
-            spread(values, form),
-            spread(ratios(values, rates[to])) if len(values) == len(rates[to]) else "-",
-        ]
-        for label, values in rates.items()
-    ]
-    print_table(title, ["contestant", unit, f"to {to}{f' (goal {goal})' if goal else ''}"], rows)
-
-
-if __name__ == "__main__":
-    _application(Path(sys.argv[1]))
+    """Print each contestant's rates, and their ratios to those of ``base``, one of them."""
+    rows = []
+    for label, values in rates.items():
+        is_paired = len(values) == len(rates[base])
+        ratio = spread(ratios(values, rates[base])) if is_paired else "-"
+        rows.append([label, spread(values, form), ratio])
+    to_base = f"to {base} (goal {goal})" if goal else f"to {base}"
+    print_table(title, ["contestant", unit, to_base], rows)

@@ -1,5 +1,4 @@
-"""What runs beside the programs of ``paper_programs``: the application that runs one, and what it
-may import.
+"""What runs beside the programs of ``paper_programs``: what runs one, and what it may import.
 
 A copy of this file is in the folder of each program, under this name, so that workers find it.
 """
@@ -26,9 +25,7 @@ PADDING = 4
 
 
 def run_program(program: str, arguments: list[str], seed: int, threads: int) -> dict[str, Any]:
-    """Run a program; return what it printed, the seconds that it took in all, and ours' samples/s
-    of each round.
-    """
+    """Run a program; return what it printed, its seconds, and our samples/s of each round."""
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     sys.argv = [program, *arguments]
@@ -42,24 +39,23 @@ def run_program(program: str, arguments: list[str], seed: int, threads: int) -> 
             runpy.run_path(program, run_name="__main__")
     finally:
         sys.stderr.write(shown.getvalue())
-    rates = [
-        float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", shown.getvalue())
-    ]
-    return {"printed": printed.getvalue(), "seconds": time.perf_counter() - began, "rates": rates}
+    seconds = time.perf_counter() - began
+    texts = re.findall(r"([\d,]+) samples/s", shown.getvalue())
+    rates = [float(text.replace(",", "")) for text in texts]
+    return {"printed": printed.getvalue(), "seconds": seconds, "rates": rates}
 
 
 # -- what the forks' tasks do with each batch
-# --------------------------------------------------------------
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Cut the same random part out of all padded images of a batch, and flip all or none of
-    them.
-    """
+    """Cut the same random part out of all padded images of a batch, and flip all or none."""
     height, width = images.shape[-2:]
-    top, left = (int(torch.randint(0, 2 * PADDING, (1,))) for _ in range(2))
-    cut = pad(images, PADDING, padding_mode="reflect")[..., top : top + height, left : left + width]
-    return hflip(cut) if torch.rand(1) < 0.5 else cut
+    top = int(torch.randint(0, 2 * PADDING, (1,)))
+    left = int(torch.randint(0, 2 * PADDING, (1,)))
+    padded = pad(images, PADDING, padding_mode="reflect")
+    part = padded[..., top : top + height, left : left + width]
+    return hflip(part) if torch.rand(1) < 0.5 else part
 
 
 def clip(model: nn.Module) -> None:
@@ -73,7 +69,6 @@ def clip(model: nn.Module) -> None:
 
 
 # -- the part of torchvision that the programs call, for machines without it
-# -------------------------------
 
 
 class InterpolationMode(Enum):

@@ -26,6 +26,7 @@ from compss_train.buffers import BufferDrainedError, ReceptionOverError, Reservo
 FEATURES = 784
 BATCH = 128
 CAPACITY = 10_000
+"""Samples that a buffer holds."""
 POOL = 60_000
 """Samples that the producer takes its messages from, in turn."""
 PACE = 100_000
@@ -36,7 +37,6 @@ NONE = "no buffer"
 
 
 # -- batches
-# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class LockedList:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # [sample] or, once it was got, [sample, sample].
         self._entries: list[list[torch.Tensor]] = []
+        """``[sample]`` or, once it was got, ``[sample, sample]``."""
         self._seen = 0
         self._over = False
         self._changed = threading.Condition()
@@ -95,12 +95,14 @@ def measured(
     consume: Callable[[], object],
     seconds: float,
     put: Callable[[torch.Tensor], object],
+    *,
     pool: torch.Tensor,
     stop: Callable[[], object],
     pace: int = 0,
 ) -> Rates:
-    """Consume batches for some seconds, while a thread puts messages, as fast as it can or at a
-    pace.
+    """Consume batches for some seconds, while a thread puts messages.
+
+    It puts them as fast as it can, or at a pace.
     """
     stopped = threading.Event()
     samples = 0
@@ -112,8 +114,9 @@ def measured(
             start = samples % (len(pool) - BATCH)
             put(pool[start : start + BATCH])
             samples += BATCH
-            if pace and (early := began + samples / pace - time.perf_counter()) > 0:
-                stopped.wait(early)
+            if pace:
+                early = began + samples / pace - time.perf_counter()
+                stopped.wait(max(0.0, early))
 
     def run() -> None:
         with suppress(ReceptionOverError):
@@ -121,8 +124,8 @@ def measured(
 
     thread = threading.Thread(target=run)
     thread.start()
-    got, took = consumed(consume, seconds)
-    rates = Rates(got, samples / took)
+    got, elapsed = consumed(consume, seconds)
+    rates = Rates(got, samples / elapsed)
     stopped.set()
     stop()
     thread.join()
@@ -132,21 +135,24 @@ def measured(
 def consumed(consume: Callable[[], object], seconds: float) -> tuple[float, float]:
     """Return samples a second of calls that give a batch each, and the seconds that they took."""
     began = time.perf_counter()
+    elapsed = 0.0
     batches = 0
-    while (took := time.perf_counter() - began) < seconds:
+    while elapsed < seconds:
         consume()
         batches += 1
-    return batches * BATCH / took, took
+        elapsed = time.perf_counter() - began
+    return batches * BATCH / elapsed, elapsed
 
 
-def run_ours(pool: torch.Tensor, seconds: float, pace: int, producing: bool = True) -> Rates:
+def run_ours(pool: torch.Tensor, seconds: float, pace: int, *, producing: bool = True) -> Rates:
     buffer = Reservoir(CAPACITY, CAPACITY // 2, seed=0)
     buffer.put_many(pool[:CAPACITY])
-    if not producing:
-        return Rates(consumed(partial(buffer.get_batch, BATCH), seconds)[0])
     get = partial(buffer.get_batch, BATCH)
+    if not producing:
+        got, _ = consumed(get, seconds)
+        return Rates(got)
     stop = buffer.signal_reception_over
-    rates = measured(get, seconds, buffer.put_many, pool, stop, pace)
+    rates = measured(get, seconds, buffer.put_many, pool=pool, stop=stop, pace=pace)
     with suppress(BufferDrainedError):
         while True:
             buffer.get_batch(1000)
@@ -162,16 +168,17 @@ def run_plain(pool: torch.Tensor, seconds: float) -> Rates:
         for sample in message:
             buffer.put(sample)
 
+    def get() -> object:
+        return default_collate([buffer.get() for _ in range(BATCH)])
+
     put(pool[:CAPACITY])
-    get = lambda: default_collate([buffer.get() for _ in range(BATCH)])  # noqa: E731
-    return measured(get, seconds, put, pool, buffer.stop)
+    return measured(get, seconds, put, pool=pool, stop=buffer.stop)
 
 
 def run_bare(pool: torch.Tensor, seconds: float) -> Rates:
     held = pool[:CAPACITY].clone()
-    return Rates(
-        consumed(lambda: held.index_select(0, torch.randint(CAPACITY, (BATCH,))), seconds)[0]
-    )
+    got, _ = consumed(lambda: held.index_select(0, torch.randint(CAPACITY, (BATCH,))), seconds)
+    return Rates(got)
 
 
 def report_batches(options: argparse.Namespace) -> None:
@@ -188,16 +195,14 @@ def report_batches(options: argparse.Namespace) -> None:
     results = common.in_turn(contestants, options.repetitions)
     title = f"Batches of {BATCH} from {CAPACITY:,} samples of {FEATURES} float32"
     got = {label: [rates.got for rates in runs] for label, runs in results.items()}
-    common.print_rates(title, got, BARE, ">= 0.5", "samples got/s")
+    common.print_rates(title, got, BARE, goal=">= 0.5", unit="samples got/s")
     for label, runs in results.items():
         if runs[0].put:
-            print(
-                f"put meanwhile, {label}: {common.spread([rates.put for rates in runs], ',.0f')}/s"
-            )
+            put = common.spread([rates.put for rates in runs], ",.0f")
+            print(f"put meanwhile, {label}: {put}/s")
 
 
 # -- fits
-# --------------------------------------------------------------------------------------------------
 
 
 def report_fits(options: argparse.Namespace) -> None:
@@ -206,9 +211,8 @@ def report_fits(options: argparse.Namespace) -> None:
     def rate(kind: Any, seed: int) -> float:
         buffer = kind and BufferSpec(kind, 4096)
         with common.warm_trainer(common.network("MLP", seed), seed=seed) as trainer:
-            return common.fit(
-                trainer, *images.blocked(8), epochs=options.epochs, buffer=buffer
-            ).rate
+            x, y = images.blocked(8)
+            return common.fit(trainer, x, y, epochs=options.epochs, buffer=buffer).rate
 
     contestants: dict[str, Callable[[int], float]] = {NONE: partial(rate, None)}
     for kind in ("FIRO", "FIFO", "Reservoir"):
@@ -217,9 +221,8 @@ def report_fits(options: argparse.Namespace) -> None:
         f"MLP, {common.WORKERS} workers, {options.epochs} epochs of {options.samples:,} "
         "images in 8 blocks"
     )
-    common.print_rates(
-        title, common.in_turn(contestants, options.repetitions), NONE, "FIRO: >= 0.95"
-    )
+    rates = common.in_turn(contestants, options.repetitions)
+    common.print_rates(title, rates, NONE, goal="FIRO: >= 0.95")
 
 
 PARTS = {"batches": report_batches, "fits": report_fits}

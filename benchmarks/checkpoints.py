@@ -1,5 +1,4 @@
-"""Train the Fashion-MNIST MLP with a checkpoint every other round: how much longer a round with one
-takes.
+"""How much longer does a round with a checkpoint take? The MLP, with one every other round.
 
 Neighbouring rounds of one fit are compared, because whole fits differ by more than the effect to
 measure.
@@ -26,7 +25,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 def measure(options: argparse.Namespace, optimizer: str) -> list[str]:
     """Return a row; checkpoints are written during rounds of even numbers, except the first."""
     seconds: list[float] = []
-    found: list[float] = []
+    ratios: list[float] = []
     x, y = common.load_images(options.samples).blocked(8)
     for _ in range(options.repetitions):
         with (
@@ -36,22 +35,18 @@ def measure(options: argparse.Namespace, optimizer: str) -> list[str]:
             fitted = common.fit(
                 trainer, x, y, epochs=options.epochs, callbacks=[Checkpoint(folder, every=2)]
             )
-            size = sum(path.stat().st_size for path in next(Path(folder).glob("round-*")).iterdir())
-        took = [record["seconds"] for record in fitted.history]
-        seconds += took
-        found += [
-            took[each] / mean([took[each - 1], took[each + 1]])
-            for each in range(2, len(took) - 1, 2)
-        ]
-    low, median, high = quantiles(found, n=4)
+            checkpoint = next(Path(folder).glob("round-*"))
+            size = sum(path.stat().st_size for path in checkpoint.iterdir())
+        of_rounds = [record["seconds"] for record in fitted.history]
+        seconds += of_rounds
+        for number in range(2, len(of_rounds) - 1, 2):
+            without = mean([of_rounds[number - 1], of_rounds[number + 1]])
+            ratios.append(of_rounds[number] / without)
+    low, median, high = quantiles(ratios, n=4)
     quartiles = f"{median:.3f} ({low:.3f} to {high:.3f})"
     return [
-        optimizer,
-        f"{size / 1e6:.1f}",
-        common.spread(seconds),
-        str(len(found)),
-        quartiles,
-        f"{mean(found):.3f}",
+        *(optimizer, f"{size / 1e6:.1f}", common.spread(seconds)),
+        *(str(len(ratios)), quartiles, f"{mean(ratios):.3f}"),
     ]
 
 
@@ -63,12 +58,8 @@ def main() -> None:
     options = common.parsed(options_parser, samples=2_000, epochs=8)
     print(common.image_source())
     columns = [
-        "optimizer",
-        "MB",
-        "seconds a round",
-        "pairs",
-        "with / without: median (quartiles)",
-        "mean (<= 1.02)",
+        *("optimizer", "MB", "seconds a round", "pairs"),
+        *("with / without: median (quartiles)", "mean (<= 1.02)"),
     ]
     title = f"MLP, {common.WORKERS} workers, rounds of {options.samples:,} images"
     common.print_table(title, columns, [measure(options, optimizer) for optimizer in OPTIMIZERS])

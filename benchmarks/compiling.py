@@ -1,5 +1,4 @@
-"""Do compiled networks and fused optimizers gain? Samples a second of whole fits, and seconds
-before they begin.
+"""Do compiled networks and fused optimizers gain? Samples/s of fits, and seconds before them.
 
 With ``--cpu`` fits run in this process, and seconds are those of the CPU, compilers included: for a
 machine that other programs use as well.
@@ -36,9 +35,7 @@ GOAL = "1.2 for one network at least, never below 1"
 
 
 def measure(name: str, precision: str, options: argparse.Namespace) -> None:
-    """Run the variants in turn, again and again, with processes that stay; and print what came
-    out.
-    """
+    """Run the variants in turn, again and again, with processes that stay, and print the result."""
     images = common.load_images(options.samples)
     x, y = images.blocked(4)
     seconds_of = partial(common.seconds_of, clock=cpu_seconds if options.cpu else time.perf_counter)
@@ -46,7 +43,7 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
     warm_up: dict[str, float] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        # Nothing is compiled yet.
+        # A folder of its own, in which nothing is compiled yet.
         stack.enter_context(common.environment(TORCHINDUCTOR_CACHE_DIR=folder))
         for variant, build in VARIANTS.items():
             engine = "serial" if options.cpu else "local"
@@ -56,22 +53,19 @@ def measure(name: str, precision: str, options: argparse.Namespace) -> None:
             trainer.build(
                 common.network(name, 0), loss="cross_entropy", **build, **PRECISIONS[precision]
             )
-            # The processes have started.
+            # Starts the processes.
             trainer.evaluate(images.x[: common.BATCH], images.y[: common.BATCH])
             warm_up[variant] = seconds_of(partial(common.fit, trainer, x, y, epochs=1))
             whole = partial(common.fit, trainer, x, y, epochs=options.epochs)
             contestants[variant] = partial(lambda fit, _: seconds_of(fit), whole)
         seconds = common.in_turn(contestants, options.repetitions)
-    trained = options.epochs * options.samples
-    rows = [
-        [
-            variant,
-            common.spread([trained / each for each in values], ",.0f"),
-            common.spread(common.ratios(seconds[EAGER], values), ".2f"),
-            f"{warm_up[variant] - min(values) / options.epochs:.1f}",
-        ]
-        for variant, values in seconds.items()
-    ]
+    samples = options.epochs * options.samples
+    rows = []
+    for variant, values in seconds.items():
+        rates = common.spread([samples / value for value in values], ",.0f")
+        to_eager = common.spread(common.ratios(seconds[EAGER], values), ".2f")
+        startup = warm_up[variant] - min(values) / options.epochs
+        rows.append([variant, rates, to_eager, f"{startup:.1f}"])
     headers = [
         "variant",
         "samples/s",

@@ -1,5 +1,4 @@
-"""What damage does: mutated files of a run, flipped bits and nonsense command lines, thousands of
-times.
+"""What damage does: mutated files of a run, flipped bits and nonsense command lines.
 
 ``python benchmarks/damage.py [MUTATIONS] [SEED]`` trains a small run, then damages one file at a
 time and runs a command that reads it. The outcome must be an error, the numbers of before, or
@@ -16,9 +15,9 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from compss_train.cli import main
 from compss_train.cli.fit import spirals
@@ -34,26 +33,14 @@ fit = { num_epochs = 3, batch_size = 10, progress = false }
 output = { csv = true, report = false }
 """
 VALUES = [
-    None,
-    True,
-    -1,
-    0,
-    5,
-    1e300,
-    10**400,
-    -0.5,
-    float("nan"),
-    "",
-    "text",
-    "\x1b[2J",
-    [],
-    {},
-    [1],
-    {"a": 1},
+    *(None, True, -1, 0, 5, 1e300, 10**400, -0.5, float("nan")),
+    *("", "text", "\x1b[2J", [], {}, [1], {"a": 1}),
 ]
+"""What replaces a value of JSON."""
 COMMANDS = ("fit", "evaluate", "predict", "report", "plot", "compare", "runs", "advise", "shard")
 OPTIONS = ("--output", "--data", "--input", "-o", "--set", "--json", "--best", "--rows", "--resume")
 WORDS = (*COMMANDS, *OPTIONS, "run", "x.npy", "fit.num_epochs=x", "/", "nowhere", "-1", "", "\0")
+"""What nonsense command lines are made of."""
 READERS = {
     "history.jsonl": ("report", "compare", "runs", "advise", "plot"),
     "configuration.json": ("report", "compare", "runs"),
@@ -64,12 +51,23 @@ READERS = {
     "checkpoints/*/arrays.safetensors": ("evaluate", "evaluate --best"),
     "checkpoints/*/history-*.jsonl": ("evaluate", "evaluate --best"),
 }
+"""The commands that read each file of a run."""
 
 
-def called(arguments: Sequence[str]) -> tuple[int, str, str, str]:
-    """Return the exit code of a command, what it printed, its warnings and errors, and its
-    traceback, if any.
-    """
+class Outcome(NamedTuple):
+    """What a command did."""
+
+    code: int
+    """Exit code; -1 after a traceback."""
+    printed: str
+    errors: str
+    """Its warnings and errors."""
+    traceback: str
+    """Empty if there was none."""
+
+
+def called(arguments: Sequence[str]) -> Outcome:
+    """Run a command in this process."""
     out = io.StringIO()
     err = io.StringIO()
     failure = ""
@@ -81,45 +79,49 @@ def called(arguments: Sequence[str]) -> tuple[int, str, str, str]:
         except BaseException:
             code = -1
             failure = traceback.format_exc()
-    return code, out.getvalue(), err.getvalue(), failure
+    return Outcome(code, out.getvalue(), err.getvalue(), failure)
 
 
 def command_of(reader: str, folder: Path) -> list[str]:
-    """Return the arguments of a command that reads a run; files that it writes lie beside the
-    run.
+    """Return the arguments of a command that reads a run.
+
+    Files that it writes lie beside the run.
     """
     name, *flags = reader.split()
-    outputs = {"report": "page.html", "plot": "plot.png"}
-    output = ["-o", str(folder.with_name(outputs[name]))] if name in outputs else []
-    return [
-        name,
-        str(folder),
-        *flags,
-        *output,
-        *(["--json", "--trust"] if name == "evaluate" else []),
-    ]
+    arguments = [name, str(folder), *flags]
+    if name == "report":
+        arguments += ["-o", str(folder.with_name("page.html"))]
+    if name == "plot":
+        arguments += ["-o", str(folder.with_name("plot.png"))]
+    if name == "evaluate":
+        arguments += ["--json", "--trust"]
+    return arguments
 
 
 def mutated_json(text: str, draw: random.Random) -> str:
     """Return JSON, or lines of it, in which a value, a key or a piece of text has changed."""
     lines = text.splitlines()
-    number = draw.randrange(len(lines)) if all(line.startswith("{") for line in lines) else None
-    document = json.loads(text if number is None else lines[number])
+    if not all(line.startswith("{") for line in lines):
+        return _mutated_document(text, draw)
+    number = draw.randrange(len(lines))
+    lines[number] = _mutated_document(lines[number], draw)
+    return "\n".join(lines) + "\n"
+
+
+def _mutated_document(text: str, draw: random.Random) -> str:
+    document = json.loads(text)
     place: Any = document
     while True:
         key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
-        if isinstance(place[key], dict | list) and place[key] and draw.random() < 0.7:
-            place = place[key]
-            continue
-        break
+        value = place[key]
+        if not (isinstance(value, dict | list) and value and draw.random() < 0.7):
+            break
+        place = value
     if draw.random() < 0.2:
         del place[key]
     else:
         place[key] = draw.choice(VALUES)
-    changed = json.dumps(document)
-    if number is None:
-        return changed
-    return "\n".join([*lines[:number], changed, *lines[number + 1 :]]) + "\n"
+    return json.dumps(document)
 
 
 def flipped(content: bytes, draw: random.Random) -> bytes:
@@ -127,23 +129,31 @@ def flipped(content: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.1:
         return content[: draw.randrange(len(content))]
     place = draw.randrange(len(content))
-    return (
-        content[:place] + bytes([content[place] ^ (1 << draw.randrange(8))]) + content[place + 1 :]
-    )
+    changed = bytes([content[place] ^ (1 << draw.randrange(8))])
+    return content[:place] + changed + content[place + 1 :]
 
 
-def damage_run(
-    folder: Path,
-    mutations: int,
-    draw: random.Random,
-    found: Counter[str],
-    show: Callable[..., None],
-) -> None:
+class Report:
+    """Counts outcomes, and prints the bad ones: tracebacks, and other numbers without a word."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        self.bad = 0
+
+    def show(self, words: str, file: Path | None = None) -> None:
+        """Print a bad outcome, with the beginning of the file that was read."""
+        self.bad += 1
+        print(words[-1500:], flush=True)
+        if file is not None:
+            print(file.read_bytes()[:300], flush=True)
+
+
+def damage_run(folder: Path, mutations: int, draw: random.Random, report: Report) -> None:
     """Damage the files of a run, one at a time, and count what the commands make of it."""
     killed = folder.with_name("killed")  # without parameters, so that checkpoints are read
     shutil.copytree(folder, killed, ignore=shutil.ignore_patterns("parameters.safetensors"))
     healthy = {
-        reader: called(command_of(reader, folder))[1]
+        reader: called(command_of(reader, folder)).printed
         for readers in READERS.values()
         for reader in readers
     }
@@ -153,61 +163,52 @@ def damage_run(
         file = draw.choice(sorted(run.glob(name)))
         reader = draw.choice(READERS[name])
         content = file.read_bytes()
-        by_value = (
-            file.suffix in (".json", ".jsonl")
-            and not name.startswith("checkpoints")
-            and draw.random() < 0.7
+        is_plain_json = file.suffix in (".json", ".jsonl") and not name.startswith("checkpoints")
+        if is_plain_json and draw.random() < 0.7:
+            file.write_bytes(mutated_json(content.decode(), draw).encode())
+        else:
+            file.write_bytes(flipped(content, draw))
+        outcome = called(command_of(reader, run))
+        kind = f"exit {outcome.code}"
+        has_other_numbers = (
+            outcome.code == 0
+            and reader.startswith("evaluate")
+            and outcome.printed != healthy[reader]
         )
-        file.write_bytes(
-            mutated_json(content.decode(), draw).encode() if by_value else flipped(content, draw)
-        )
-        code, out, err, failure = called(command_of(reader, run))
-        other = code == 0 and reader.startswith("evaluate") and out != healthy[reader]
-        silent = other and not err and name != "config.toml"  # which the user writes
-        kind = "traceback" if failure else f"exit {code}{', other numbers' if other else ''}"
-        found[f"{name}: {kind}"] += 1
-        if failure or silent:
-            show(f"{name}, {reader}: {kind} {failure or out}", file)
+        if outcome.traceback:
+            kind = "traceback"
+        elif has_other_numbers:
+            kind += ", other numbers"
+        report.counts[f"{name}: {kind}"] += 1
+        is_silent = has_other_numbers and not outcome.errors
+        if outcome.traceback or (is_silent and name != "config.toml"):  # which the user writes
+            report.show(f"{name}, {reader}: {kind} {outcome.traceback or outcome.printed}", file)
         file.write_bytes(content)
 
 
-def main_of_script(mutations: int, seed: int) -> int:
+def main_of_script(mutations: int = 2000, seed: int = 0) -> int:
     draw = random.Random(seed)
-    found = Counter[str]()
-    bad = 0
-
-    def show(what: str, file: Path | None = None) -> None:
-        nonlocal bad
-        bad += 1
-        print(
-            what[-1500:],
-            *([file.read_bytes()[:300]] if file is not None else []),
-            sep="\n",
-            flush=True,
-        )
-
+    report = Report()
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         Path("run.toml").write_text(RUN)
         x, y = spirals(60)
         write_files("files", {"x": x, "y": y}, rows=20)
-        if called(["fit", "run.toml"])[0] != 0:
+        if called(["fit", "run.toml"]).code != 0:
             raise RuntimeError("the run could not be trained")
         shutil.copytree("runs/run", "run")
-        damage_run(Path("run").absolute(), mutations, draw, found, show)
+        damage_run(Path("run").absolute(), mutations, draw, report)
         for _ in range(mutations // 4):
             arguments = [draw.choice(WORDS) for _ in range(draw.randint(1, 5))]
-            code, *_, failure = called(arguments)
-            found[f"command lines: {'traceback' if failure else f'exit {code}'}"] += 1
-            if failure:
-                show(f"{arguments}: {failure}")
-    print(*(f"{count:6} {what}" for what, count in sorted(found.items())), sep="\n")
-    print(f"{sum(found.values())} mutations, {bad} tracebacks or other numbers")
-    return min(1, bad)
+            outcome = called(arguments)
+            kind = "traceback" if outcome.traceback else f"exit {outcome.code}"
+            report.counts[f"command lines: {kind}"] += 1
+            if outcome.traceback:
+                report.show(f"{arguments}: {outcome.traceback}")
+    for kind, count in sorted(report.counts.items()):
+        print(f"{count:6} {kind}")
+    print(f"{report.counts.total()} mutations, {report.bad} tracebacks or other numbers")
+    return min(1, report.bad)
 
 
 if __name__ == "__main__":
-    sys.exit(
-        main_of_script(
-            *(int(value) for value in (*sys.argv[1:3], *("2000", "0")[len(sys.argv) - 1 :]))
-        )
-    )
+    sys.exit(main_of_script(*map(int, sys.argv[1:3])))

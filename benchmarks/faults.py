@@ -1,8 +1,7 @@
-"""What do faults cost? The samples/s that are left if workers are killed, and a link that breaks
-and is mended.
+"""What do faults cost? Killed workers, a link that breaks and is mended, studies that are killed.
 
 The part ``kills`` kills a worker process again and again, on each engine. In ``link``, the link of
-two nodes of ``network`` breaks in the middle of a fit on Ray: does the fit go on, and with the same
+two nodes of a network breaks in the middle of a fit on Ray: does the fit go on, and with the same
 bits? One that ends with an error, or takes too long, is started again in a new cluster and
 continues from its checkpoint. Needs root.
 
@@ -35,51 +34,53 @@ from typing import Any
 import _common as common
 import numpy as np
 import torch
-from _common import WORKERS, call, spread
-from network import RAY_PORT, Network, nodes_of, ray_in, skip_without_network
+from _applications import call
+from _common import WORKERS, spread
+from _nodes import RAY_PORT, Network, nodes_of, ray_in, skip_without_network
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
 
-KINDS = "FIFO", "FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir"
+KINDS = ("FIFO", "FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir")
 """The buffers of studies."""
 SLOTS = 32
+"""Slots of a larger machine, which is computed: torchft's own test had so many replicas."""
 FAULT_SECONDS = 1800 / 62
-"""A larger machine that is computed: torchft's own test had 62 faults in half an hour with so many
-replicas.
-"""
+"""Seconds between faults there: that test had 62 in half an hour."""
 CUT_NODE = 1
-"""The program runs in node 0."""
+"""The node whose link breaks; the program runs in node 0."""
 BROKEN_ROUND = "round-000003"
 """The checkpoint after which the link breaks."""
 
 
 # -- workers that are killed
-# -------------------------------------------------------------------------------
 
 
 def rate(engine: str, samples: int, epochs: int, every: float, folder: str) -> dict[str, float]:
-    """Return the samples/s of a fit, and how many processes were killed, one every so many
-    seconds.
+    """Return the samples/s of a fit, and how many processes were killed meanwhile.
+
+    One is killed every so many seconds, none if ``every`` is 0.
     """
     images = common.load_images(samples)
     stamp = common.Stamp(folder)
     over = threading.Event()
-    killed = [0]
+    kills = 0
 
     def kill() -> None:
+        nonlocal kills
         while every and not over.wait(every):
-            if pids := stamp.processes():
-                os.kill(pids[killed[0] % len(pids)], signal.SIGKILL)
-                killed[0] += 1
+            processes = stamp.processes()
+            if processes:
+                os.kill(processes[kills % len(processes)], signal.SIGKILL)
+                kills += 1
 
     with common.warm_trainer(common.network("MLP", 0), engine=engine, transform=stamp) as trainer:
         threading.Thread(target=kill, daemon=True).start()
         fitted = common.fit(trainer, images.x, images.y, epochs=epochs)
         over.set()
-    return {"rate": fitted.rate, "kills": killed[0], "seconds": fitted.seconds}
+    return {"rate": fitted.rate, "kills": kills, "seconds": fitted.seconds}
 
 
 def report_kills(options: argparse.Namespace) -> None:
@@ -98,39 +99,34 @@ def report_kills(options: argparse.Namespace) -> None:
             kills += disturbed["kills"]
             if disturbed["kills"]:
                 cost.append((disturbed["seconds"] - still["seconds"]) / disturbed["kills"])
-        # All slots wait for the one that trains again.
-        large = 1 - median(cost or [0.0]) / FAULT_SECONDS
-        rows.append([engine, str(kills), spread(kept, ".2f"), spread(cost, ".1f"), f"{large:.3f}"])
+        # All slots of the larger machine wait for the one that trains again.
+        computed = 1 - median(cost or [0.0]) / FAULT_SECONDS
+        cells = [engine, str(kills), spread(kept, ".2f"), spread(cost, ".1f"), f"{computed:.3f}"]
+        rows.append(cells)
     headers = [
-        "engine",
-        "kills",
-        "kept of the samples/s",
-        "seconds a kill",
+        *("engine", "kills", "kept of the samples/s", "seconds a kill"),
         f"{SLOTS} slots, computed",
     ]
     common.print_table(f"A worker killed every {options.every:g} s, {WORKERS} slots", headers, rows)
 
 
 # -- a link that breaks
-# ------------------------------------------------------------------------------------
 
 
 def repeatable(engine: str, folder: str, samples: int, epochs: int) -> dict[str, Any]:
-    """Fit with a checkpoint each round, from the last one if there is any; return the bits, and
-    rounds' seconds.
+    """Fit with a checkpoint each round, from the last one if there is any.
+
+    Returns the bits of the parameters, and the seconds of the rounds.
     """
     options = {"resume": folder} if any(Path(folder).iterdir()) else {}
     with DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(common.network("MLP", 0), common.SGD, "cross_entropy")
-        data = common.load_images(samples).blocked(2 * WORKERS)
-        fitted = common.fit(
-            trainer, *data, epochs=epochs, callbacks=[Checkpoint(folder)], **options
-        )
-        arrays = [
-            np.asarray(value).tobytes() for _, value in sorted(trainer.get_parameters().items())
-        ]
+        x, y = common.load_images(samples).blocked(2 * WORKERS)
+        fitted = common.fit(trainer, x, y, epochs=epochs, callbacks=[Checkpoint(folder)], **options)
+        parameters = trainer.get_parameters()
+    content = b"".join(np.asarray(parameters[name]).tobytes() for name in sorted(parameters))
     seconds = [record["seconds"] for record in fitted.history]
-    return {"bits": sha256(b"".join(arrays)).hexdigest()[:12], "seconds": seconds}
+    return {"bits": sha256(content).hexdigest()[:12], "seconds": seconds}
 
 
 def fit(network: Network, folder: str, options: argparse.Namespace) -> dict[str, Any] | str:
@@ -141,15 +137,16 @@ def fit(network: Network, folder: str, options: argparse.Namespace) -> dict[str,
     within = [*network.within(0), "timeout", f"{options.patience:g}", "env", address]
     with ray_in(network, *([f"--system-config={settings}"] if options.keepalive else [])):
         try:
-            found: dict[str, Any] = call(repeatable, "ray", folder, *options.task, within=within)
-            return found
+            result: dict[str, Any] = call(repeatable, "ray", folder, *options.task, within=within)
+            return result
         except RuntimeError as error:
             return str(error).strip().splitlines()[-1]
 
 
 def row(network: Network, options: argparse.Namespace, after: float, bits: str) -> list[str]:
-    """Break a link once, so many seconds after the checkpoint, mend it, and return the cells of the
-    table.
+    """Break a link once, so many seconds after the checkpoint, and mend it.
+
+    Returns a row of the table.
     """
     with TemporaryDirectory() as folder:
 
@@ -162,32 +159,27 @@ def row(network: Network, options: argparse.Namespace, after: float, bits: str) 
             network.plug(CUT_NODE, "up")
 
         threading.Thread(target=break_link, daemon=True).start()
-        ended = fit(network, folder, options)
-        how = "goes on"
-        if isinstance(ended, str):
-            how = f"ends: {ended}, and resumes"
-            ended = fit(network, folder, options)
-    if isinstance(ended, str):
-        return [f"{after:g}", f"{how}: {ended}", "-", "-"]
-    return [
-        f"{after:g}",
-        how,
-        "yes" if ended["bits"] == bits else "NO",
-        f"{max(ended['seconds'][1:]):.0f}",
-    ]
+        result = fit(network, folder, options)
+        outcome = "goes on"
+        if isinstance(result, str):
+            outcome = f"ends: {result}, and resumes"
+            result = fit(network, folder, options)
+    if isinstance(result, str):
+        return [f"{after:g}", f"{outcome}: {result}", "-", "-"]
+    same_bits = "yes" if result["bits"] == bits else "NO"
+    return [f"{after:g}", outcome, same_bits, f"{max(result['seconds'][1:]):.0f}"]
 
 
 def report_link(options: argparse.Namespace) -> None:
     skip_without_network()
-    options.task = (5_000 if options.quick else 20_000), 6  # samples and epochs
+    samples = 5_000 if options.quick else 20_000
+    options.task = (samples, 6)  # epochs
     with nodes_of(2) as network, common.threads_of_children(1), TemporaryDirectory() as folder:
         network.limit(options.rate)
         whole = call(repeatable, "local", folder, *options.task)
         rows = [row(network, options, after, whole["bits"]) for after in options.after]
     headers = [
-        "s after a checkpoint",
-        "the fit",
-        "same bits as on the local engine",
+        *("s after a checkpoint", "the fit", "same bits as on the local engine"),
         "longest later round, s",
     ]
     title = f"A link of {options.rate:g} Mbit/s that is down for {options.down:g} s"
@@ -195,7 +187,6 @@ def report_link(options: argparse.Namespace) -> None:
 
 
 # -- studies that are killed
-# -------------------------------------------------------------------------------
 
 
 def simulate(folder: Path, frequency: float) -> Iterator[Any]:
@@ -228,11 +219,8 @@ def life(folder: str, kind: str, seed: int) -> None:
             resume=True,
             progress=False,
         )
-        x = (
-            np.stack(np.meshgrid(np.linspace(1, 5, 40), np.linspace(0, 1, 40)), -1)
-            .reshape(-1, 2)
-            .astype(np.float32)
-        )
+        grid = np.meshgrid(np.linspace(1, 5, 40), np.linspace(0, 1, 40))
+        x = np.stack(grid, -1).reshape(-1, 2).astype(np.float32)
         y = np.sin(x[:, :1] * x[:, 1:])
         Path(folder, "error").write_text(str(trainer.evaluate(x, y)["loss"]))
 
@@ -262,8 +250,9 @@ def kill_session(leader: int) -> None:
 
 
 def study(kind: str, seed: int, kills: int) -> tuple[float, int]:
-    """Return the error of a study, and how many of the simulations that its saves held as complete
-    ran again.
+    """Return the error of a study, and how many complete simulations ran again.
+
+    They are those that its saves held as complete.
     """
     draw = random.Random(f"{kind} {seed}")
     again = 0
@@ -283,13 +272,13 @@ def study(kind: str, seed: int, kills: int) -> tuple[float, int]:
                 complete = np.flatnonzero(simulations["samples"] >= 0)
                 inputs = np.random.default_rng(1).uniform(1, 5, 80)[complete]
                 before = Counter(begun.read_text().split())
-                watched = {str(each): before[str(each)] for each in inputs.tolist()}
+                counts = {str(value): before[str(value)] for value in inputs.tolist()}
         program = start(folder, kind, seed)
         if program.wait(600):
             raise RuntimeError(f"a study through a {kind} failed after {kills} kills")
         if kills:
             after = Counter(begun.read_text().split())
-            again = sum(after[each] > count for each, count in watched.items())
+            again = sum(after[value] > count for value, count in counts.items())
         return float(Path(folder, "error").read_text()), again
 
 
@@ -299,7 +288,7 @@ def report_studies(options: argparse.Namespace) -> None:
         undisturbed = [study(kind, seed, 0)[0] for seed in range(options.repetitions)]
         killed = [study(kind, seed, 5) for seed in range(2)]
         errors = [error for error, _ in killed]
-        again = sum(each for _, each in killed)
+        again = sum(number for _, number in killed)
         rows.append([kind, spread(undisturbed, ".2e"), spread(errors, ".2e"), str(again)])
     headers = ["buffer", "error, undisturbed", "killed 5 times", "complete ones that ran again"]
     common.print_table("Studies of 80 simulations whose processes are all killed", headers, rows)
@@ -349,10 +338,8 @@ PARTS = {
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=40, samples=60_000, parts=PARTS)
-    kills, link = (
-        options_parser.add_argument_group(f"the part {part}").add_argument
-        for part in ("kills", "link")
-    )
+    kills = options_parser.add_argument_group("the part kills").add_argument
+    link = options_parser.add_argument_group("the part link").add_argument
     kills("--engines", nargs="+", default=["local", "ray"])
     kills("--every", type=float, default=15.0, help="seconds between kills")
     link("--rate", type=float, default=100.0, help="Mbit/s")

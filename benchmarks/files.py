@@ -1,5 +1,4 @@
-"""Do files and tables keep up with training? Partial shuffles, slow stores, caches, and formats of
-tables.
+"""Do files and tables keep up with training? Partial shuffles, slow stores, caches, tables.
 
 The part ``samplers`` compares partial shuffles with plain reading, and with the original sampler if
 ``--original`` names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose call of its
@@ -38,8 +37,9 @@ ORIGINAL_BATCHES = 40
 PLAIN = "plain: read a file, permute it"
 MEMORY = "memory"
 SLOW_FILES = 64
+"""Files of the slow store."""
 SECONDS_PER_FILE = 0.05
-"""Files of the slow store, and how long each takes to come."""
+"""Seconds that the slow store takes for a file."""
 
 
 def use_up(batches: Iterable[Any]) -> None:
@@ -49,11 +49,11 @@ def use_up(batches: Iterable[Any]) -> None:
 
 def written(folder: Path, files: int, **arrays: Any) -> Any:
     """Return the files that hold the arrays' rows."""
-    return write_files(folder, arrays, rows=-(-len(next(iter(arrays.values()))) // files))
+    samples = len(next(iter(arrays.values())))
+    return write_files(folder, arrays, rows=-(-samples // files))
 
 
 # -- samplers
-# ----------------------------------------------------------------------------------------------
 
 
 def read_plainly(dataset: FileDataset, random: np.random.Generator) -> None:
@@ -85,18 +85,16 @@ def report_samplers(folder: Path, options: argparse.Namespace) -> None:
     for pools, pool in ((1, POOL), (2, POOL), (1, 16 * POOL), (2, 16 * POOL)):
         sampler = PartialShuffleSampler(dataset, shuffle_buffer=pool, pools=pools, batch_size=BATCH)
         contestants[f"{pools} pool(s) of {pool:,}"] = partial(sample, sampler)
-    found = common.in_turn(contestants, 3 * options.repetitions + 1)
+    speeds = common.in_turn(contestants, 3 * options.repetitions + 1)
     # The first epoch takes memory from the system.
-    speeds = {label: rates[1:] for label, rates in found.items()}
+    speeds = {label: rates[1:] for label, rates in speeds.items()}
     if options.original is not None:
         for pool in (POOL, 16 * POOL):
-            speeds[f"original, 2 pools of {pool:,}"] = [
-                original_speed(dataset, options.original, pool)
-            ]
-    title = (
-        f"{dataset.number_samples:,} samples of 784 bytes in {FILES} npz files, batches of {BATCH}"
-    )
-    common.print_rates(title, speeds, PLAIN, "2 pools of 4,096: >= 0.5")
+            speed = original_speed(dataset, options.original, pool)
+            speeds[f"original, 2 pools of {pool:,}"] = [speed]
+    samples = f"{dataset.number_samples:,} samples of 784 bytes in {FILES} npz files"
+    title = f"{samples}, batches of {BATCH}"
+    common.print_rates(title, speeds, PLAIN, goal="2 pools of 4,096: >= 0.5")
 
 
 def original_speed(dataset: FileDataset, folder: Path, pool: int) -> float:
@@ -119,11 +117,8 @@ def original_speed(dataset: FileDataset, folder: Path, pool: int) -> float:
         Sampler.__init__ = before  # type: ignore[method-assign]
     batches = iter(sampler)
     use_up(islice(batches, ORIGINAL_BATCHES))
-    return (
-        ORIGINAL_BATCHES
-        * BATCH
-        / common.seconds_of(lambda: use_up(islice(batches, ORIGINAL_BATCHES)))
-    )
+    seconds = common.seconds_of(lambda: use_up(islice(batches, ORIGINAL_BATCHES)))
+    return ORIGINAL_BATCHES * BATCH / seconds
 
 
 def original_reader(filename: str, get_data: bool = False) -> Any:
@@ -135,13 +130,10 @@ def original_reader(filename: str, get_data: bool = False) -> Any:
 
 
 # -- a slow store
-# ------------------------------------------------------------------------------------------
 
 
 def slow_reader(filename: str, get_data: bool = False) -> Any:
-    """Read a file of a store that takes its time for the rows, as many at a time as it is asked
-    for.
-    """
+    """Read a file of a store that takes its time for the rows of each file."""
     if get_data:
         time.sleep(SECONDS_PER_FILE)
     return NpzReader()(filename, get_data)
@@ -159,12 +151,11 @@ def report_threads(folder: Path, options: argparse.Namespace) -> None:
 
     contestants = {f"{threads} thread(s)": partial(rate, threads) for threads in (1, 2, 4, 8)}
     title = f"{SLOW_FILES} files of a store of {SECONDS_PER_FILE} s a file, file_buffer=10"
-    found = common.in_turn(contestants, options.repetitions)
-    common.print_rates(title, found, "1 thread(s)", "4 threads: >= 3.5")
+    rates = common.in_turn(contestants, options.repetitions)
+    common.print_rates(title, rates, "1 thread(s)", goal="4 threads: >= 3.5")
 
 
 # -- fits
-# --------------------------------------------------------------------------------------------------
 
 Contestants = dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any]]]
 """What makes the data of a fit, and the fit's options."""
@@ -182,28 +173,25 @@ def report_fits_of(
             return common.fit(trainer, *data(), epochs=max(2, options.epochs), **fit_options)
 
     images = common.load_images(options.samples)
-    everyone = {MEMORY: (lambda: images.blocked(FILES), {}), **contestants}
-    runs = {label: partial(run, *contestant) for label, contestant in everyone.items()}
+    runs = {MEMORY: partial(run, lambda: images.blocked(FILES), {})}
+    for label, contestant in contestants.items():
+        runs[label] = partial(run, *contestant)
     results = common.in_turn(runs, options.repetitions)
-    columns = {
-        "whole fit": {label: [fitted.rate for fitted in found] for label, found in results.items()},
-        **{
-            f"epoch {epoch + 1}": {
-                label: [float(fitted.history[epoch]["samples_per_second"]) for fitted in found]
-                for label, found in results.items()
-            }
-            for epoch in (0, 1)
-        },
-    }
+
+    def speed_of(fitted: common.Fitted, column: str) -> float:
+        if column == "whole fit":
+            return fitted.rate
+        epoch = int(column.removeprefix("epoch ")) - 1
+        return float(fitted.history[epoch]["samples_per_second"])
+
     headers = ["samples/s from"]
-    rows = [[label] for label in everyone]
-    for name, speeds in columns.items():
-        headers += [name, f"to {MEMORY}{f' (goal {goal})' if name != 'epoch 1' else ''}"]
-        for cells, each in zip(rows, speeds.values(), strict=True):
-            cells += [
-                common.spread(each, ",.0f"),
-                common.spread(common.ratios(each, speeds[MEMORY])),
-            ]
+    rows = [[label] for label in runs]
+    for column in ("whole fit", "epoch 1", "epoch 2"):
+        headers += [column, f"to {MEMORY}" if column == "epoch 1" else f"to {MEMORY} (goal {goal})"]
+        base = [speed_of(fitted, column) for fitted in results[MEMORY]]
+        for row in rows:
+            speeds = [speed_of(fitted, column) for fitted in results[row[0]]]
+            row += [common.spread(speeds, ",.0f"), common.spread(common.ratios(speeds, base))]
     epochs = max(2, options.epochs)
     common.print_table(f"{title}; MLP, {common.WORKERS} workers, {epochs} epochs", headers, rows)
 
@@ -214,8 +202,7 @@ def report_cache(folder: Path, options: argparse.Namespace) -> None:
     files = written(folder / "slow", SLOW_FILES, x=images.x, y=images.y)
 
     def dataset(cache: Any) -> tuple[Any, ...]:
-        # What the repetition before has left there.
-        shutil.rmtree(folder / "cache", ignore_errors=True)
+        shutil.rmtree(folder / "cache", ignore_errors=True)  # of the repetition before
         return (FileDataset(files, reader=slow_reader, cache=cache, cache_bytes=cache and 2**30),)
 
     caches = {
@@ -239,14 +226,14 @@ def report_fits(folder: Path, options: argparse.Namespace) -> None:
         "files, 2 pools": (lambda: (dataset,), {"shuffle": PartialShuffle(POOL, pools=2)}),
         "files, whole ones dealt and shuffled": (lambda: (dataset,), {}),
     }
-    report_fits_of(
-        f"{len(images.y):,} float32 images in {FILES} files", contestants, "0.9", options
-    )
+    title = f"{len(images.y):,} float32 images in {FILES} files"
+    report_fits_of(title, contestants, "0.9", options)
 
 
 def report_tables(folder: Path, options: argparse.Namespace) -> None:
-    """Train on one file of 20 row groups or record batches, and on a data set: pixels in a list, or
-    in columns.
+    """Train on one file of 20 row groups or record batches, and on a data set.
+
+    Pixels are in a list, or in columns.
     """
     import datasets
     import pyarrow as pa

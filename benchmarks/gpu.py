@@ -18,6 +18,7 @@ from itertools import product
 from typing import Any
 
 import _common as common
+import _peers as peers
 import torch
 from torch import nn
 
@@ -96,21 +97,23 @@ def plain(executor: ProcessPoolExecutor, task: Task, _: int) -> float:
 
 
 def run_loop(task: Task) -> float:
-    """Return the samples/s of a plain loop with pinned memory, in a process that serves all
-    tasks.
+    """Return the samples/s of a plain loop with pinned memory.
+
+    It runs in a process that serves all tasks.
     """
     torch.compiler.reset()  # an earlier task's
-    x, y = (each.pin_memory() for each in task.data())
+    x, y = (tensor.pin_memory() for tensor in task.data())
     net = task.net().cuda()
     step = torch.compile(net) if task.mode == "compiled" else net
-    optimizer = common.optimizer_for(net, common.SGD)
+    optimizer = peers.optimizer_for(net, common.SGD)
 
     def epoch(samples: int) -> None:
         for rows in torch.randperm(samples).split(BATCH):
-            own_x, own_y = (each[rows].pin_memory().cuda(non_blocking=True) for each in (x, y))
+            batch_x = x[rows].pin_memory().cuda(non_blocking=True)
+            batch_y = y[rows].pin_memory().cuda(non_blocking=True)
             optimizer.zero_grad()
             with torch.autocast("cuda", torch.bfloat16) if task.mode == "bf16" else nullcontext():
-                loss = nn.functional.cross_entropy(step(own_x), own_y)
+                loss = nn.functional.cross_entropy(step(batch_x), batch_y)
             loss.backward()
             optimizer.step()
 
@@ -137,19 +140,20 @@ def main() -> None:
         stack.enter_context(common.environment(NVIDIA_TF32_OVERRIDE="1"))
         executor = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
         trainers = [
-            stack.enter_context(DistributedTrainer(each, engine="local", seed=0)) for each in (1, 2)
+            stack.enter_context(DistributedTrainer(workers, engine="local", seed=0))
+            for workers in (1, 2)
         ]
         for network, mode in product(options.networks, options.modes):
             task = Task(network, mode, options.samples, options.epochs)
             contestants: dict[str, Callable[[int], float]] = {
-                common.PLAIN: partial(plain, executor, task)
+                peers.PLAIN: partial(plain, executor, task)
             }
             for trainer, name in zip(trainers, ("1 worker", "2 workers a GPU"), strict=True):
                 contestants[name] = partial(ours, trainer, task)
             speeds = common.in_turn(contestants, options.repetitions)
-            for name, each in speeds.items():
-                to_loop = common.spread(common.ratios(each, speeds[common.PLAIN]))
-                rows.append([network, mode, name, common.spread(each, ",.0f"), to_loop])
+            for name, values in speeds.items():
+                to_loop = common.spread(common.ratios(values, speeds[peers.PLAIN]))
+                rows.append([network, mode, name, common.spread(values, ",.0f"), to_loop])
             print(*rows[-len(contestants) :], sep="\n", file=sys.stderr)
     headers = ["network", "mode", "contestant", "samples/s", "to the plain loop (goal 0.97)"]
     common.print_table(torch.cuda.get_device_name(), headers, rows)

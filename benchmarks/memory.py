@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import _common as common
+import _peers as peers
 import numpy as np
 import psutil
 import torch
@@ -32,6 +33,7 @@ from torch import nn
 FEATURES = 1_000
 MEGABYTE = 1e6
 TINY_MEGABYTES = 2.0
+"""Size of data whose memory is subtracted."""
 INTERVAL = 0.05
 """Seconds between two looks at the processes."""
 SHARED = "compss_train-*"
@@ -69,20 +71,17 @@ def watched(folders: set[Path]) -> Iterator[Callable[[], Usage]]:
 
 
 def _tree_pss() -> tuple[int, int]:
-    """Return the bytes of PSS of this process and its descendants, and the part in shared
-    memory.
-    """
+    """Return the bytes of PSS of this process and its descendants, and those in shared memory."""
     here = psutil.Process()
-    total = shared = 0
+    total = 0
+    shared = 0
     for process in [here, *here.children(recursive=True)]:
         with contextlib.suppress(OSError):  # it has just ended
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
-            sizes = {
-                name: int(size.split()[0]) * 1024
-                for name, size in (line.split(":") for line in lines)
-            }
-            total += sizes["Pss"]
-            shared += sizes["Pss_Shmem"]
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]:
+                name, _, size = line.partition(":")
+                kilobytes = int(size.split()[0])
+                total += 1024 * kilobytes if name == "Pss" else 0
+                shared += 1024 * kilobytes if name == "Pss_Shmem" else 0
     return total, shared
 
 
@@ -101,8 +100,9 @@ def _make(megabytes: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def ours(workers: int, megabytes: float, epochs: int, *, mapped: bool = False) -> Usage:
-    """Fit a tiny network on blocks whose source array is gone, in memory or mapped, with a process
-    a worker.
+    """Fit a tiny network on blocks whose source array is gone, with a process a worker.
+
+    The blocks are in memory or mapped.
     """
     from compss_train import BlockedTensor, LocalEngine
 
@@ -110,7 +110,7 @@ def ours(workers: int, megabytes: float, epochs: int, *, mapped: bool = False) -
     x, y = (BlockedTensor.from_array(array, (8, 1)) for array in arrays)
     del arrays
     before = set(Path("/dev/shm").glob(SHARED))
-    warm = np.zeros((800, FEATURES), np.float32), np.zeros(800, np.int64)
+    warm = (np.zeros((800, FEATURES), np.float32), np.zeros(800, np.int64))
     with LocalEngine(processes=workers, threads=1) as engine:
         folders = set(Path("/dev/shm").glob(SHARED)) - before
         net = nn.Linear(FEATURES, 10)
@@ -160,7 +160,7 @@ def _plain_loop(
     start.wait()
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(common.BATCH):
-            common.step(net, optimizer, x[rows], y[rows])
+            peers.step(net, optimizer, x[rows], y[rows])
     time.sleep(3 * INTERVAL)  # tiny data are trained on at once: let the process be seen
 
 
@@ -173,7 +173,7 @@ def multiples(
     # processes.
     tiny = common.in_fresh_process(run, workers, TINY_MEGABYTES, 20 * options.epochs)
     size = options.megabytes - TINY_MEGABYTES
-    pss, whole, peak = ((more - less) / size for more, less in zip(large, tiny, strict=True))
+    pss, whole, peak = ((usage - base) / size for usage, base in zip(large, tiny, strict=True))
     return pss, whole, peak
 
 
@@ -194,11 +194,11 @@ def main() -> None:
         for name, run in CONTESTANTS
         for workers in options.workers
     }
-    found = common.in_turn(contestants, options.repetitions)
-    rows = [
-        [name, *(common.spread(each) for each in zip(*usages, strict=True))]
-        for name, usages in found.items()
-    ]
+    results = common.in_turn(contestants, options.repetitions)
+    rows = []
+    for name, usages in results.items():
+        pss, whole, peak = (common.spread(values) for values in zip(*usages, strict=True))
+        rows.append([name, pss, whole, peak])
     headers = ["who, processes", "PSS, peak", "with unmapped, median", "with unmapped, peak"]
     title = (
         f"Memory of all processes while training on {options.megabytes:.0f} MB, as a "

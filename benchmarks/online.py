@@ -1,6 +1,4 @@
-"""What does receiving samples of simulations cost training? Compared with a bare socket and a plain
-loop.
-"""
+"""What does receiving samples cost training, compared with a bare socket and a plain loop?"""
 
 from __future__ import annotations
 
@@ -38,7 +36,6 @@ KEY = "a key"
 
 
 # -- samples that travel
-# -----------------------------------------------------------------------------------
 
 
 def send_bare(port: int, size: int, samples: int) -> None:
@@ -94,11 +91,10 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
             raise TimeoutError("the sender has not started")
         received[0].send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
         first = len(buffer.get_batch(BATCH)["x"])
-        took = common.seconds_of(
-            lambda: [buffer.get_batch(BATCH) for _ in range(samples // BATCH - 1)]
-        )
+        later_batches = samples // BATCH - 1
+        seconds = common.seconds_of(lambda: [buffer.get_batch(BATCH) for _ in range(later_batches)])
         sender.join()
-    return (samples - first) / took
+    return (samples - first) / seconds
 
 
 def report_transport(options: argparse.Namespace) -> None:
@@ -111,15 +107,13 @@ def report_transport(options: argparse.Namespace) -> None:
         }
         rates = common.in_turn(contestants, options.repetitions)
         megabytes = (size + 6) * 4 / 1e6
-        common.print_rates(
-            f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each", rates, BARE
-        )
+        title = f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each"
+        common.print_rates(title, rates, BARE)
         for label, values in rates.items():
             print(f"{label}: {np.median(values) * megabytes:,.0f} MB/s")
 
 
 # -- training
-# ----------------------------------------------------------------------------------------------
 
 
 def network(size: int) -> nn.Module:
@@ -168,12 +162,13 @@ def online(trainer: DistributedTrainer, size: int, batches: int, _: int) -> floa
     fit(trainer, size, batches, record_every=0.5)
     # The first one includes the start.
     records = list(trainer.history)[1:-1] or list(trainer.history)
-    return float(
-        sum(record["batches"] for record in records) / sum(record["seconds"] for record in records)
-    )
+    seconds = sum(record["seconds"] for record in records)
+    return float(sum(record["batches"] for record in records) / seconds)
 
 
-def report_training(size: int, batches: int, repetitions: int) -> None:
+def report_training(options: argparse.Namespace) -> None:
+    size = 4096
+    batches = 300 if options.quick else 1500
     torch.set_num_threads(1)
     with DistributedTrainer(1, engine="local", threads=1, seed=0) as trainer:
         online(trainer, size, 20, 0)
@@ -181,7 +176,7 @@ def report_training(size: int, batches: int, repetitions: int) -> None:
             PLAIN: partial(plain, size, batches),
             "fit_online, Reservoir": partial(online, trainer, size, batches),
         }
-        rates = common.in_turn(contestants, repetitions)
+        rates = common.in_turn(contestants, options.repetitions)
     title = (
         f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation runs "
         "at full speed"
@@ -190,10 +185,9 @@ def report_training(size: int, batches: int, repetitions: int) -> None:
 
 
 # -- which sample is which
-# -----------------------------------------------------------------------------------
 
 
-def own_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch.Tensor:
+def numbered_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch.Tensor:
     """A training step that asks for the numbers of its samples, or does not."""
     x, y = batch
     if asks and (len(context.simulations) != len(x) or len(context.steps) != len(x)):
@@ -201,36 +195,32 @@ def own_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch
     return nn.functional.mse_loss(model(x), y)
 
 
-def stepped(trainer: DistributedTrainer, size: int, batches: int, asks: bool, _: int) -> float:
+def stepped(trainer: DistributedTrainer, size: int, batches: int, _: int, *, asks: bool) -> float:
     """Return samples per second of the last three quarters of a fit."""
-    trainer.build(
-        network(size), {"optimizer": "adam", "lr": 1e-3}, training_step=partial(own_step, asks=asks)
-    )
+    step = partial(numbered_step, asks=asks)
+    trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, training_step=step)
     fit(trainer, size, batches, record_every=0.2)
     records = list(trainer.history)[len(trainer.history) // 4 : -1] or list(trainer.history)
-    return float(
-        sum(each["samples"] for each in records) / sum(each["seconds"] for each in records)
-    )
+    seconds = sum(record["seconds"] for record in records)
+    return float(sum(record["samples"] for record in records) / seconds)
 
 
-def report_numbers(size: int, batches: int, repetitions: int) -> None:
+def report_numbers(options: argparse.Namespace) -> None:
+    size = 16
+    batches = 300 if options.quick else 3000
     torch.set_num_threads(1)
     with DistributedTrainer(1, engine="local", threads=1, seed=0) as trainer:
-        stepped(trainer, size, 20, True, 0)
+        stepped(trainer, size, 20, 0, asks=True)
         contestants: dict[str, Callable[[int], float]] = {
-            WITHOUT: partial(stepped, trainer, size, batches, False),
-            "simulations and steps": partial(stepped, trainer, size, batches, True),
+            WITHOUT: partial(stepped, trainer, size, batches, asks=False),
+            "simulations and steps": partial(stepped, trainer, size, batches, asks=True),
         }
-        rates = common.in_turn(contestants, repetitions)
-    common.print_rates(
-        f"A training step that asks for numbers of its samples, MLP 6-256-256-{size}",
-        rates,
-        WITHOUT,
-    )
+        rates = common.in_turn(contestants, options.repetitions)
+    title = f"A training step that asks for numbers of its samples, MLP 6-256-256-{size}"
+    common.print_rates(title, rates, WITHOUT)
 
 
 # -- solvers
-# -----------------------------------------------------------------------------------------------
 
 
 def ready(value: tuple[int, int]) -> Iterator[Any]:
@@ -251,8 +241,9 @@ def first_number(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def received(trainer: DistributedTrainer, simulate: Any, samples: int, size: int, _: int) -> float:
-    """Return samples per second that a worker receives and trains on, from the first report to the
-    last one.
+    """Return samples per second that a worker receives and trains on.
+
+    They are those from the first report to the last one.
     """
     trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.0}, first_number)
     trainer.fit_online(
@@ -284,15 +275,8 @@ def report_solvers(options: argparse.Namespace) -> None:
         subprocess.run(["mpicc", "-O2", f"-I{HEADERS}", "-o", program, source], check=True)
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         command = [
-            "mpirun",
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-            "-n",
-            "2",
-            program,
-            "{0}",
-            "{1}",
+            *("mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"),
+            *(program, "{0}", "{1}"),
         ]
         simulations = {GENERATOR: ready, SOLVER: Solver(command, as_sent, environment=as_root)}
         for size, many in ((16, 100_000), (4096, 40_000)):
@@ -304,19 +288,14 @@ def report_solvers(options: argparse.Namespace) -> None:
             for contestant in contestants.values():
                 contestant(0)
             rates = common.in_turn(contestants, options.repetitions)
-            common.print_rates(
-                f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR
-            )
+            title = f"Samples of {size:,} float64 that are ready, one worker"
+            common.print_rates(title, rates, GENERATOR)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "transport": report_transport,
-    "training": lambda options: report_training(
-        4096, 300 if options.quick else 1500, options.repetitions
-    ),
-    "numbers": lambda options: report_numbers(
-        16, 300 if options.quick else 3000, options.repetitions
-    ),
+    "training": report_training,
+    "numbers": report_numbers,
     "solvers": report_solvers,
 }
 

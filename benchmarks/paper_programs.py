@@ -1,5 +1,4 @@
-"""The training programs of the paper that dislib's training comes from, with their own dislib and
-with ours.
+"""The programs of the paper that dislib's training comes from, with their own dislib and with ours.
 
 "Scalable Neural Network Training: Distributed Data-Parallel Approaches" (WACCPD at SC25) has 48
 programs on a public forge: 13 regressions and 35 classifications, on 1 to 64 workers. Give a
@@ -28,23 +27,16 @@ from typing import Any
 import _paper_parts
 import numpy as np
 import torch
-from _common import (
-    Runtime,
-    call,
-    environment,
-    has_compss,
-    parsed,
-    parser,
-    print_table,
-    ratios,
-    spread,
-)
-from network import Network, compss_in, nodes_of, skip_without_network
+from _applications import Runtime, call, has_compss
+from _common import environment, parsed, parser, print_table, ratios, spread
+from _nodes import Network, compss_in, nodes_of, skip_without_network
 
 THEIRS = "dislib"
 OURS = "ours"
 IMPORT = re.compile(r"from dislib\.pytorch\S* import EncapsulatedFunctionsDistributedPytorch")
+"""How the programs import their class."""
 OUR_IMPORT = "from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch"
+"""How they import ours."""
 REPAIRS = {
     "ds.data.tensor,from_pt_tensor": "ds.data.tensor.from_pt_tensor",
     "assign_weigths_to_model": "assign_weights_to_model",
@@ -72,6 +64,7 @@ NO_TORCHVISION = {
     "from torchvision.transforms.functional import rotate, affine": "",
 }
 PARTS = "train_transform=_paper_parts.crop_and_flip, gradient_clipping=_paper_parts.clip"
+"""Arguments of ``build`` for what the forks' tasks do with each batch."""
 RESULTS = {"regression": "MSE", "classification": "Accuracy"}
 """What programs print of their result: a number to be small, or to be large."""
 CLASSES = 10
@@ -107,38 +100,40 @@ class Program:
     @property
     def name(self) -> str:
         """The folders of the program, without those that many share."""
-        parts = [part for part in self.path.parent.parts if part not in self.fork.parent.parts]
-        return "/".join(
-            [self.kind[:5], *(["curves"] if "Losses" in self.fork.parent.name else []), *parts]
-        )
+        parts = [self.kind[:5]]
+        if "Losses" in self.fork.parent.name:
+            parts.append("curves")
+        parts += [part for part in self.path.parent.parts if part not in self.fork.parent.parts]
+        return "/".join(parts)
 
     @property
     def workers(self) -> int:
         """The workers that it trains with."""
-        found = re.search(r"num_workers=(\d+)", self.path.read_text())
-        return int(found[1]) if found else 1
+        match = re.search(r"num_workers=(\d+)", self.path.read_text())
+        return int(match[1]) if match else 1
 
     @property
     def copies(self) -> int:
-        """How often it trains the rows of the data in an epoch: some concatenate them with
-        themselves.
-        """
+        """How often it trains the rows in an epoch: some concatenate them with themselves."""
         return max(1, len(re.findall(r"torch\.load\(x_train\)", self.path.read_text())))
 
 
 def programs(checkout: Path) -> list[Program]:
     """Return the programs of a checkout, in the order of their names."""
-    found = []
+    unsorted = []
     for pattern in ("train_everything*.py", "distributed_training*.py"):
         for path in checkout.rglob(pattern):
             forks = [folder / "dislib" for folder in path.parents if (folder / "dislib").is_dir()]
             if forks:
-                found.append(Program(path, forks[0]))
-    return sorted(found, key=lambda each: (each.kind, each.name.split("/")[:-1], each.workers))
+                unsorted.append(Program(path, forks[0]))
+
+    def key(program: Program) -> tuple[str, list[str], int]:
+        return program.kind, program.name.split("/")[:-1], program.workers
+
+    return sorted(unsorted, key=key)
 
 
 # -- copies of programs
-# ------------------------------------------------------------------------------------
 
 
 def replaced(text: str, table: Mapping[str, str]) -> str:
@@ -150,45 +145,49 @@ def replaced(text: str, table: Mapping[str, str]) -> str:
 
 def common_replacements() -> dict[str, str]:
     """Return what is replaced in programs and forks on this machine."""
-    found = REPAIRS | NEWER | UNITS | TEST_BLOCKS
+    table = REPAIRS | NEWER | UNITS | TEST_BLOCKS
     if not torch.cuda.is_available():
-        found |= CPU
+        table |= CPU
     if importlib.util.find_spec("torchvision") is None:
-        found |= NO_TORCHVISION
-    return found
+        table |= NO_TORCHVISION
+    return table
 
 
-def copied_program(program: Program, side: str, sizes: Sizes, folder: Path, parts: bool) -> Path:
+def copied_program(
+    program: Program, side: str, sizes: Sizes, folder: Path, *, with_parts: bool
+) -> Path:
     """Copy a program with its modules, in the sizes of the benchmark."""
     for path in program.path.parent.glob("*.py"):
         text = replaced(path.read_text(), common_replacements())
-        if path == program.path:
-            text = re.sub(r"\b2543, 32\b", f"{sizes.batches}, {sizes.epochs}", text)
-            text = re.sub(r"\bnum_batches, 50\b", f"num_batches, {sizes.epochs}", text)
-            text = re.sub(r"\bindexes ?= ?128\b", f"indexes = {sizes.batch}", text)
-            text = re.sub(r"\bT_max=100\b", f"T_max={2 * sizes.epochs}", text)
+        if path.name == "NFNet.py":
+            text = narrowed(text, sizes.narrow)
+        elif path == program.path:
+            text = resized(text, sizes)
             if side == OURS:
                 text, number = IMPORT.subn(OUR_IMPORT, text)
                 if number != 1:
                     raise ValueError(f"{path} imports dislib's class {number} times")
-                if parts and program.kind == "classification":
-                    text = "import _paper_parts\n" + text.replace(
-                        "scheduler=scheduler,", f"scheduler=scheduler, {PARTS},"
-                    )
-        elif path.name == "NFNet.py":
-            head, start, body = text.partition("class NFNet(")
-            text = (
-                head
-                + start
-                + re.sub(
-                    r"\b(32|64|128|256|512|1024)\b",
-                    lambda each: str(int(each[0]) // sizes.narrow),
-                    body,
-                )
-            )
+                if with_parts and program.kind == "classification":
+                    text = text.replace("scheduler=scheduler,", f"scheduler=scheduler, {PARTS},")
+                    text = f"import _paper_parts\n{text}"
         (folder / path.name).write_text(text)
     shutil.copy(_paper_parts.__file__, folder)
     return folder / program.path.name
+
+
+def resized(text: str, sizes: Sizes) -> str:
+    """Return a program with the batches, epochs and rows of the benchmark."""
+    text = re.sub(r"\b2543, 32\b", f"{sizes.batches}, {sizes.epochs}", text)
+    text = re.sub(r"\bnum_batches, 50\b", f"num_batches, {sizes.epochs}", text)
+    text = re.sub(r"\bindexes ?= ?128\b", f"indexes = {sizes.batch}", text)
+    return re.sub(r"\bT_max=100\b", f"T_max={2 * sizes.epochs}", text)
+
+
+def narrowed(text: str, divisor: int) -> str:
+    """Return the module of NFNet with fewer channels."""
+    head, start, body = text.partition("class NFNet(")
+    channels = r"\b(32|64|128|256|512|1024)\b"
+    return head + start + re.sub(channels, lambda match: str(int(match[0]) // divisor), body)
 
 
 def copied_dislib(checkout: Path, fork: Path, folder: Path) -> Path:
@@ -207,66 +206,67 @@ def copied_dislib(checkout: Path, fork: Path, folder: Path) -> Path:
 
 
 # -- data
-# --------------------------------------------------------------------------------------------------
 
 
 def write_data(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
     """Write data that can be learned; return the arguments of each kind of program."""
+    return {
+        "regression": _write_tables(folder, sizes),
+        "classification": _write_images(folder, sizes),
+    }
+
+
+def _write_tables(folder: Path, sizes: Sizes) -> list[str]:
     random = np.random.default_rng(0)
-    frames = {}
+    files = []
     for part, rows in (("all", 2 * sizes.rows), ("train", sizes.rows), ("test", sizes.rows // 4)):
         x = random.random((rows, COLUMNS))
-        y = (
-            np.sin(3 * x[:, 0])
-            + x[:, 1] * x[:, 2]
-            + 0.5 * x[:, 3] ** 2
-            + 0.05 * random.standard_normal(rows)
-        )
+        noise = 0.05 * random.standard_normal(rows)
+        y = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3] ** 2 + noise
         names = [f"column {number}" for number in range(COLUMNS)] + [TARGET]
-        lines = [
-            f"{row},{','.join(f'{value:.6f}' for value in values)}"
-            for row, values in enumerate(np.column_stack([x, y]))
-        ]
-        frames[part] = folder / f"{part}.csv"
-        frames[part].write_text("\n".join([f",{','.join(names)}", *lines]) + "\n")
+        lines = [f",{','.join(names)}"]
+        for row, values in enumerate(np.column_stack([x, y])):
+            lines.append(f"{row},{','.join(f'{value:.6f}' for value in values)}")
+        file = folder / f"{part}.csv"
+        file.write_text("\n".join(lines) + "\n")
+        files.append(str(file))
+    return files
+
+
+def _write_images(folder: Path, sizes: Sizes) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(CLASSES, 3, 2, 2, generator=generator)
     patterns = torch.nn.functional.interpolate(coarse, sizes.pixels, mode="bilinear")
-    tensors = {}
+    files = []
     for part, rows in (("train", sizes.rows), ("test", sizes.rows // 4)):
         classes = torch.randint(0, CLASSES, (rows,), generator=generator)
         noise = 2 * torch.randn(rows, 3, sizes.pixels, sizes.pixels, generator=generator)
         targets = classes if part == "train" else torch.nn.functional.one_hot(classes, CLASSES)
-        for name, tensor in (
-            (f"x_{part}", (patterns[classes] + noise).sigmoid()),
-            (f"y_{part}", targets),
-        ):
-            tensors[name] = folder / f"{name}.pt"
-            torch.save(tensor, tensors[name])
-    return {
-        "regression": [str(frames[part]) for part in ("all", "train", "test")],
-        "classification": [
-            str(tensors[name]) for name in ("x_train", "y_train", "x_test", "y_test")
-        ],
-    }
+        images = (patterns[classes] + noise).sigmoid()
+        for name, tensor in ((f"x_{part}", images), (f"y_{part}", targets)):
+            file = folder / f"{name}.pt"
+            torch.save(tensor, file)
+            files.append(str(file))
+    return files
 
 
 # -- runs
-# --------------------------------------------------------------------------------------------------
 
 
 def outcome(program: Program, result: Mapping[str, Any], rows: int) -> dict[str, float]:
-    """Return the numbers that a program has printed, and the seconds of an epoch after the first
-    round.
+    """Return the numbers that a program has printed, and the seconds of an epoch.
+
+    These are those after the first round.
     """
     printed = result["printed"]
-    found = {"seconds": re.search(r"Time used to train NN: (\S+)", printed)}
-    found["result"] = re.search(rf"^{RESULTS[program.kind]}: (\S+)", printed, re.MULTILINE)
-    if None in found.values():
+    seconds = re.search(r"Time used to train NN: (\S+)", printed)
+    score = re.search(rf"^{RESULTS[program.kind]}: (\S+)", printed, re.MULTILINE)
+    if seconds is None or score is None:
         raise RuntimeError(f"{program.name} printed no result:\n{printed[-2000:]}")
-    numbers = {name: float(match[1]) for name, match in found.items() if match}
-    if later := result["rates"][1:]:
-        numbers["epoch"] = program.copies * rows / median(later)
+    numbers = {"seconds": float(seconds[1]), "result": float(score[1])}
+    later_rates = result["rates"][1:]
+    if later_rates:
+        numbers["epoch"] = program.copies * rows / median(later_rates)
     return numbers
 
 
@@ -291,10 +291,10 @@ class Runner:
         dislib = self._folder / "forks" / fork
         dislib.mkdir(parents=True, exist_ok=True)
         copied_dislib(self._options.dislib, program.fork, dislib)
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            own = Path(name)
-            path = copied_program(program, side, self.sizes, own, parts=not self._options.unchanged)
-            folders = [str(own), str(dislib)]
+        with_parts = not self._options.unchanged
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            path = copied_program(program, side, self.sizes, Path(folder), with_parts=with_parts)
+            folders = [folder, str(dislib)]
             variables = {"ComputingUnits": "1", "MPLBACKEND": "Agg"}
             if not torch.cuda.is_available():
                 variables["ComputingUnitsGPUs"] = "0"
@@ -305,7 +305,7 @@ class Runner:
                 runtime = Runtime(units, hosts=hosts, pythonpath=folders, environment=variables)
             else:
                 variables["PYTHONPATH"] = os.pathsep.join([*folders, *self._bindings, *sys.path])
-            arguments = str(path), self._data[program.kind], seed, 1
+            arguments = (str(path), self._data[program.kind], seed, 1)
             within = self._network.within(0) if self._network else ()
             with environment(**variables):
                 result = call(_paper_parts.run_program, *arguments, runtime=runtime, within=within)
@@ -314,12 +314,9 @@ class Runner:
 
 def why_not(error: Exception) -> str:
     """Return the line of an error that names it, or its first."""
-    lines = [
-        line.strip()
-        for line in str(error).splitlines()
-        if re.match(r"\s*[\w.]*(Error|Exception): ", line)
-    ]
-    return (lines or str(error).splitlines()[:1])[-1][:150]
+    lines = str(error).splitlines()
+    named = [line.strip() for line in lines if re.match(r"\s*[\w.]*(Error|Exception): ", line)]
+    return (named[-1] if named else lines[0])[:150]
 
 
 def measure(
@@ -344,22 +341,23 @@ def measure(
 
 def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     """Return the cells of a row of the table."""
-    found = [row["program"].name]
+    texts = [row["program"].name]
     for number, form in (("seconds", ".2f"), ("result", ".4f")):
         for side in sides:
-            found.append(
-                row.get(f"{side} error") or spread([each[number] for each in row[side]], form)
-            )
-    found.append(spread([each["epoch"] for each in row.get(OURS, ()) if "epoch" in each]))
-    seconds = [[each["seconds"] for each in row.get(side, ())] for side in (OURS, THEIRS)]
-    complete = len(seconds[0]) == len(seconds[1])
-    return [*found, spread(ratios(*seconds)) if complete else "-"]
+            values = spread([run[number] for run in row[side]], form)
+            texts.append(row.get(f"{side} error") or values)
+    texts.append(spread([run["epoch"] for run in row.get(OURS, ()) if "epoch" in run]))
+    ours = [run["seconds"] for run in row.get(OURS, ())]
+    theirs = [run["seconds"] for run in row.get(THEIRS, ())]
+    texts.append(spread(ratios(ours, theirs)) if len(ours) == len(theirs) else "-")
+    return texts
 
 
 @contextmanager
 def emulated(nodes: int, cores: float | None) -> Iterator[Network]:
-    """Yield nodes with so many cores, or that share the machine's, in which COMPSs can start
-    workers.
+    """Yield nodes in which COMPSs can start workers.
+
+    They have so many cores, or share the machine's.
     """
     with nodes_of(nodes) as network:
         network.share_cores(cores)
@@ -413,35 +411,30 @@ def main() -> None:
         skip_without_network()
         if options.plain or not has_compss():
             return
-    found = programs(options.checkout)
-    chosen = [each for each in found if re.search(options.only, each.name)]
+    all_programs = programs(options.checkout)
+    chosen = [program for program in all_programs if re.search(options.only, program.name)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paper_programs-")))
-        network = (
-            stack.enter_context(emulated(options.nodes, options.cores)) if is_emulated else None
-        )
+        network = None
+        if is_emulated:
+            network = stack.enter_context(emulated(options.nodes, options.cores))
         runner = Runner(options, folder, network)
-        how = (
-            f"runcompss, {options.nodes} nodes, {options.units} units"
-            if runner.compss
-            else "plain Python"
-        )
-        how += f", {options.cores} cores each" if options.cores else ""
+        place = "plain Python"
+        if runner.compss:
+            place = f"runcompss, {options.nodes} nodes, {options.units} units"
+        if options.cores:
+            place += f", {options.cores} cores each"
         print(
-            f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; "
-            f"{runner.sizes}"
+            f"{len(chosen)} of {len(all_programs)} programs; {place}; "
+            f"torch {torch.__version__}; {runner.sizes}"
         )
         rows = measure(runner, chosen, options)
     columns = [f"{what}, {side}" for what in ("training s", "result") for side in options.sides]
-    print_table(
-        "Programs of the paper",
-        ["program", *columns, "epoch s, ours", "ours to dislib"],
-        [cells(row, options.sides) for row in rows],
-    )
+    headers = ["program", *columns, "epoch s, ours", "ours to dislib"]
+    print_table("Programs of the paper", headers, [cells(row, options.sides) for row in rows])
     for side in options.sides:
-        print(
-            f"{side}: {sum(f'{side} error' not in row for row in rows)} of {len(rows)} programs ran"
-        )
+        ran = sum(f"{side} error" not in row for row in rows)
+        print(f"{side}: {ran} of {len(rows)} programs ran")
 
 
 if __name__ == "__main__":

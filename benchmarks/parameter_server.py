@@ -1,6 +1,4 @@
-"""How fast is a parameter server? Pushes and pulls, against bare ZeroMQ that moves and adds the
-same bytes.
-"""
+"""How fast is a parameter server? Pushes and pulls, against bare ZeroMQ with the same bytes."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ Arrays = list[NDArray[np.float32]]
 
 
 # -- servers, in processes of their own
-# --------------------------------------------------------------------
 
 
 def bare_server(pipe: Any) -> None:
-    """Add pushed arrays to those of their keys and answer pulls, without authentication or
-    reconnection.
+    """Add pushed arrays to those of their keys, and answer pulls.
+
+    There is neither authentication nor reconnection.
     """
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
@@ -46,9 +44,10 @@ def bare_server(pipe: Any) -> None:
             break
         if frames:
             pushed = np.frombuffer(frames[0].buffer, np.float32)
-            arrays[key] = (
-                np.add(arrays[key], pushed, out=arrays[key]) if key in arrays else pushed.copy()
-            )
+            if key in arrays:
+                arrays[key] += pushed
+            else:
+                arrays[key] = pushed.copy()
             socket.send_multipart([client, b""])
         else:
             socket.send_multipart([client, arrays[key].data], copy=False)
@@ -94,7 +93,6 @@ def served(at: str | None = None) -> Iterator[ParameterServer]:
 
 
 # -- pushes and pulls
-# --------------------------------------------------------------------------------------
 
 
 def move_bare(socket: zmq.Socket[bytes], arrays: Arrays, weights: Arrays) -> None:
@@ -136,13 +134,12 @@ def report_large(megabytes: int, keys: int, repetitions: int) -> None:
         for label, server in ((SERVED, remote), (ENCRYPTED, tcp), (LOCAL, local)):
             init(server, keys, len(arrays[0]))
             contestants[label] = partial(move, server, arrays, weights)
-        rates = {label: partial(_per_second, run) for label, run in contestants.items()}
-        found = common.in_turn(rates, repetitions + 1)
-    found = {label: values[1:] for label, values in found.items()}  # the first one allocates memory
-    common.print_rates(
-        f"Push and pull of {megabytes} MB as {keys} key(s)", found, BARE, ">= 0.5", "per s", ".2f"
-    )
-    for label, values in found.items():
+        runs = {label: partial(_per_second, run) for label, run in contestants.items()}
+        rates = common.in_turn(runs, repetitions + 1)
+    rates = {label: values[1:] for label, values in rates.items()}  # the first one allocates memory
+    title = f"Push and pull of {megabytes} MB as {keys} key(s)"
+    common.print_rates(title, rates, BARE, goal=">= 0.5", unit="per s", form=".2f")
+    for label, values in rates.items():
         print(f"{label}: {common.spread([1000 / value for value in values], ',.0f')} ms")
 
 
@@ -180,7 +177,8 @@ def report_small(few: int, many: int, count: int, repetitions: int) -> None:
 
 def main() -> None:
     options = common.parsed(common.parser(__doc__, repetitions=9))
-    megabytes, count = (8, 500) if options.quick else (100, 10_000)
+    megabytes = 8 if options.quick else 100
+    count = 500 if options.quick else 10_000
     for keys in (1, 25):
         report_large(megabytes, keys, options.repetitions)
     report_small(3, count, count, options.repetitions)

@@ -1,5 +1,4 @@
-"""What does a round cost besides training? Seconds on each engine; processor time and memory of the
-coordinator.
+"""What does a round cost besides training? Its seconds; the coordinator's time and memory.
 
 The part ``engines`` measures rounds of almost no training, empty tasks, and files of parameters. In
 ``coordinator`` there are thousands of workers, whose tasks run once and return the same in later
@@ -12,7 +11,6 @@ import argparse
 import inspect
 import os
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import _applications as applications
 import _common as common
 import numpy as np
 import torch
@@ -36,17 +35,19 @@ from compss_train.engines.base import Traits
 from compss_train.engines.codec import SerializedValue
 
 # -- engines
-# -----------------------------------------------------------------------------------------------
 
 SAMPLES = 2
+"""Samples per worker and round."""
 WIDTH = 250
-"""Samples per worker and round, and columns of a table of parameters."""
+"""Columns of a table of parameters."""
 UNITS = 2
 """Tasks that run at a time."""
 SMALL = 0.1
+"""Megabytes of a small table."""
 TASKS = 40
+"""Number of empty tasks."""
 MANY_TASKS = 1000
-"""Megabytes; and numbers of empty tasks: many are enough for Java to have compiled what it runs."""
+"""Number of empty tasks that is enough for Java to have compiled what it runs."""
 
 Case = tuple[float, int]
 """Megabytes of parameters, and number of workers."""
@@ -67,16 +68,15 @@ class Lookup(nn.Module):
 
 
 def run_engine(engine: str, cases: list[Case], rounds: int, _: int) -> dict[str, list[float]]:
-    """Return medians of what an engine takes, in an application of its own, with workers that were
-    started before.
+    """Return medians of what an engine takes, in an application of its own.
 
-    ``rounds`` has the seconds of a round but the first for each case; ``tasks`` those of an empty
-    task: fetched one at a time, in a chain of dependent tasks, and among many independent tasks,
-    and its processor time in the coordinator's process, with PyCOMPSs's or Ray's. ``written`` and
-    ``read`` are those of files of the parameters.
+    Workers were started before. ``rounds`` has the seconds of a round but the first for each case;
+    ``tasks`` those of an empty task: fetched one at a time, in a chain of dependent tasks, and
+    among many independent tasks, and its processor time in the coordinator's process, with
+    PyCOMPSs's or Ray's. ``written`` and ``read`` are those of files of the parameters.
     """
     seconds_of_rounds(engine, (SMALL, 4), 2)
-    found = {"rounds": [median(seconds_of_rounds(engine, case, rounds + 1)[1:]) for case in cases]}
+    of_rounds = [median(seconds_of_rounds(engine, case, rounds + 1)[1:]) for case in cases]
     with engine_class(engine).start(UNITS, 1) as started:
         submit = partial(started.submit, nothing)
         fetch = started.fetch
@@ -88,23 +88,33 @@ def run_engine(engine: str, cases: list[Case], rounds: int, _: int) -> dict[str,
                 last = submit(last)
             fetch([last])
 
-        many = lambda: fetch([submit() for _ in range(MANY_TASKS)])  # noqa: E731
-        found["tasks"] = [
-            common.seconds_of(lambda: [fetch([submit()]) for _ in range(TASKS)]) / TASKS,
+        def one_at_a_time() -> None:
+            for _ in range(TASKS):
+                fetch([submit()])
+
+        def at_once(number: int) -> None:
+            fetch([submit() for _ in range(number)])
+
+        many = partial(at_once, MANY_TASKS)
+        of_tasks = [
+            common.seconds_of(one_at_a_time) / TASKS,
             common.seconds_of(chain) / TASKS,
-            common.seconds_of(lambda: fetch([submit() for _ in range(TASKS)])) / TASKS,
+            common.seconds_of(partial(at_once, TASKS)) / TASKS,
             min(common.seconds_of(many, time.process_time) for _ in range(2)) / MANY_TASKS,
         ]
-    written, read = zip(*(seconds_of_files(megabytes) for megabytes, _ in cases), strict=True)
-    return {**found, "written": [*written], "read": [*read]}
+    of_files = [seconds_of_files(megabytes) for megabytes, _ in cases]
+    return {
+        "rounds": of_rounds,
+        "tasks": of_tasks,
+        "written": [written for written, _ in of_files],
+        "read": [read for _, read in of_files],
+    }
 
 
 def seconds_of_rounds(engine: str, case: Case, number: int) -> list[float]:
     megabytes, workers = case
-    x, y = (
-        BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1))
-        for _ in range(2)
-    )
+    x = BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1))
+    y = BlockedTensor.from_array(np.zeros(SAMPLES * workers, np.int64), (workers, 1))
     with DistributedTrainer(workers, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(Lookup(megabytes), {"optimizer": "sgd", "lr": 0.01}, "cross_entropy")
         trainer.fit(x, y, num_epochs=number, num_batches_per_worker=1, progress=False)
@@ -120,29 +130,32 @@ def seconds_of_files(megabytes: float) -> tuple[float, float]:
     parameters = {name: value.numpy() for name, value in Lookup(megabytes).state_dict().items()}
     with TemporaryDirectory() as folder:  # in /tmp by default, as the files of workers are
         path = Path(folder, "parameters")
-        with path.open("wb") as file:
-            written = common.seconds_of(
-                lambda: pickle.dump(SerializedValue.of(parameters), file, protocol=5)
-            )
-        with path.open("rb") as file:
-            return written, common.seconds_of(lambda: pickle.load(file).load())
+
+        def write() -> None:
+            with path.open("wb") as file:
+                pickle.dump(SerializedValue.of(parameters), file, protocol=5)
+
+        def read() -> None:
+            with path.open("rb") as file:
+                pickle.load(file).load()
+
+        return common.seconds_of(write), common.seconds_of(read)
 
 
 def report_engines(options: argparse.Namespace) -> None:
-    if shutil.which("runcompss") is None and "compss" in options.engines:
-        print(
-            "without COMPSs: there is no runcompss on the PATH; compss-train doctor says what "
-            "it needs"
-        )
+    if "compss" in options.engines and not applications.has_compss():
         options.engines.remove("compss")
-    cases = [
-        *((size, 2) for size in options.sizes),
-        *((SMALL, workers) for workers in options.workers),
-    ]
-    runtimes = {"compss": common.Runtime(UNITS)}
+    cases = [(size, 2) for size in options.sizes]
+    cases += [(SMALL, workers) for workers in options.workers]
+    runtimes = {"compss": applications.Runtime(UNITS)}
     contestants: dict[str, Callable[[int], dict[str, list[float]]]] = {
         engine: partial(
-            common.call, run_engine, engine, cases, options.epochs, runtime=runtimes.get(engine)
+            applications.call,
+            run_engine,
+            engine,
+            cases,
+            options.epochs,
+            runtime=runtimes.get(engine),
         )
         for engine in options.engines
     }
@@ -159,10 +172,9 @@ def report_engines(options: argparse.Namespace) -> None:
                     row.append(spread(common.ratios(values, base), ".1f"))
         headers = [title]
         for engine in results:
-            headers += [
-                f"{engine} {unit}",
-                *(["to local"] if engine != "local" and "local" in results else []),
-            ]
+            headers.append(f"{engine} {unit}")
+            if engine != "local" and "local" in results:
+                headers.append("to local")
         common.print_table(title, headers, rows)
 
     print(
@@ -171,35 +183,33 @@ def report_engines(options: argparse.Namespace) -> None:
     )
     names = [f"{megabytes:g} MB, {workers} workers" for megabytes, workers in cases]
     print_parts("Seconds a round", "rounds", names, "s", 1)
-    kinds = (
-        "fetched one at a time",
-        "each takes the one before",
-        f"independent, {UNITS} at a time",
-    )
-    print_parts("An empty task", "tasks", [*kinds, "processor time of the coordinator"], "ms", 1000)
+    kinds = [
+        *("fetched one at a time", "each takes the one before"),
+        *(f"independent, {UNITS} at a time", "processor time of the coordinator"),
+    ]
+    print_parts("An empty task", "tasks", kinds, "ms", 1000)
     largest = max(range(len(cases)), key=lambda number: cases[number][0])
+    megabytes, _ = cases[largest]
+    all_runs = [run for runs in results.values() for run in runs]
     for part in ("written", "read"):
-        rates = [
-            cases[largest][0] / 1000 / run[part][largest]
-            for runs in results.values()
-            for run in runs
-        ]
-        print(f"files of {cases[largest][0]:g} MB of parameters are {part} at {spread(rates)} GB/s")
+        rates = [megabytes / 1000 / run[part][largest] for run in all_runs]
+        print(f"files of {megabytes:g} MB of parameters are {part} at {spread(rates)} GB/s")
 
 
 # -- the coordinator
-# ---------------------------------------------------------------------------------------
 
 SAMPLES_A_BLOCK = 8
 GOAL = 20
+"""Microseconds of a worker and round."""
 SHUFFLES: dict[str, Any] = {"none": None, "partial": PartialShuffle()}
 SETTLED = 0.4
 """The share of the rounds after which the growth of memory is measured."""
 
 
 class Replaying(SerialEngine):
-    """Runs a task of workers once, and returns the same from then on; notes the processor time of
-    tasks.
+    """Runs a task of workers once, and returns the same from then on.
+
+    It notes the processor time of tasks.
     """
 
     # So that workers share a task a slot.
@@ -219,6 +229,7 @@ class Replaying(SerialEngine):
         returns: int,
         resources: Resources,
         priority: bool,
+        place: int | None = None,
     ) -> Sequence[Ref]:
         began = time.process_time()
         self.tasks += 1
@@ -227,7 +238,7 @@ class Replaying(SerialEngine):
         if key in self._known:
             refs: Sequence[Ref] = [self.publish(value) for value in self._known[key]]
         else:
-            refs = super()._submit(function, args, returns, resources, priority)
+            refs = super()._submit(function, args, returns, resources, priority, place)
             if key:
                 self._known[key] = self.fetch(refs)
         self.seconds += time.process_time() - began
@@ -275,28 +286,28 @@ def coordinate(
             "progress": False,
         }
         trainer.fit(x, y, num_epochs=rounds, **options)
-    each = (watch.seconds[-1] - watch.seconds[0]) / (workers * (rounds - 1))
-    return 1e6 * each, engine.tasks / (workers * rounds), watch.growth()
+    seconds = (watch.seconds[-1] - watch.seconds[0]) / (workers * (rounds - 1))
+    return 1e6 * seconds, engine.tasks / (workers * rounds), watch.growth()
 
 
 def report_coordinator(options: argparse.Namespace) -> None:
     many = options.many
     rounds = max(3, 2 * options.epochs)
-    contestants: dict[str, Callable[[int], tuple[float, float, float]]] = {
-        f"shuffle {shuffle}, {f'{slots} slots' if slots else 'a slot each'}": partial(
-            common.in_fresh_process, coordinate, many, rounds, SHUFFLES.get(shuffle, shuffle), slots
+    contestants: dict[str, Callable[[int], tuple[float, float, float]]] = {}
+    for name, slots in product(options.shuffles, options.slots):
+        shuffle = SHUFFLES.get(name, name)
+        label = f"shuffle {name}, {f'{slots} slots' if slots else 'a slot each'}"
+        contestants[label] = partial(
+            common.in_fresh_process, coordinate, many, rounds, shuffle, slots
         )
-        for shuffle, slots in product(options.shuffles, options.slots)
-    }
-    found = common.in_turn(contestants, options.repetitions)
+    results = common.in_turn(contestants, options.repetitions)
     rows = []
-    for name, runs in found.items():
+    for name, runs in results.items():
         times, tasks, growth = zip(*runs, strict=True)
         rows.append([name, spread(times, ".1f"), spread(tasks, ".3f"), spread(growth, ".1f")])
     headers = ["a worker and round", f"us (goal {GOAL})", "tasks", "growth, kB a round"]
-    common.print_table(
-        f"The coordinator of {many} workers, {rounds} rounds, Linear(4, 2)", headers, rows
-    )
+    title = f"The coordinator of {many} workers, {rounds} rounds, Linear(4, 2)"
+    common.print_table(title, headers, rows)
 
 
 PARTS = {"engines": report_engines, "coordinator": report_coordinator}
@@ -304,9 +315,8 @@ PARTS = {"engines": report_engines, "coordinator": report_coordinator}
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=10, parts=PARTS)
-    engines, coordinator = (
-        options_parser.add_argument_group(f"the part {part}").add_argument for part in PARTS
-    )
+    engines = options_parser.add_argument_group("the part engines").add_argument
+    coordinator = options_parser.add_argument_group("the part coordinator").add_argument
     engines("--engines", nargs="+", default=["local", "ray", "compss"])
     engines(
         "--sizes",

@@ -41,10 +41,11 @@ class Stopping(SerialEngine):
         returns: int,
         resources: Resources,
         priority: bool,
+        place: int | None = None,
     ) -> Sequence[Ref]:
         task = inspect.signature(function).bind(*args).arguments
         if "works" not in task:
-            return super()._submit(function, args, returns, resources, priority)
+            return super()._submit(function, args, returns, resources, priority, place)
         job, values = map_refs((task["job"], task["values"]), lambda ref: self.fetch([ref])[0])
         raise Stop(job, task["works"][0], values)
 
@@ -86,7 +87,8 @@ def main() -> None:
     torch.set_num_threads(1)  # as in a worker's task
     flat_x = np.random.default_rng(SEED).standard_normal((options.samples, 4), np.float32)
     flat_y = np.arange(options.samples)
-    x, y = (BlockedTensor.from_array(flat, (options.blocks, 1)) for flat in (flat_x, flat_y))
+    x = BlockedTensor.from_array(flat_x, (options.blocks, 1))
+    y = BlockedTensor.from_array(flat_y, (options.blocks, 1))
     steps: dict[str, Callable[[], object]] = {
         FLOOR: partial(permute, flat_x, flat_y),
         "shuffle(x, y)": partial(shuffle, x, y, SEED),
@@ -100,9 +102,8 @@ def main() -> None:
         name: partial(lambda step, _: common.seconds_of(step), step) for name, step in steps.items()
     }
     seconds = common.in_turn(timed, options.repetitions)
-    title = (
-        f"{options.samples:,} samples of 4 float32 and an int64 target in {options.blocks:,} blocks"
-    )
+    samples = f"{options.samples:,} samples of 4 float32 and an int64 target"
+    title = f"{samples} in {options.blocks:,} blocks"
     common.print_rates(title, seconds, FLOOR, unit="seconds", form=".2f")
 
 

@@ -1,5 +1,4 @@
-"""Seconds to one worker's accuracy, less half a point, on up to 64 nodes: what is measured, and
-what computed.
+"""Seconds to one worker's accuracy, less half a point, on up to 64 nodes.
 
 Measured: how many epochs so many workers need (on the serial engine), what a sample costs a
 processor, and what a task and a merge cost two workers in two processes, with the batches and
@@ -19,7 +18,8 @@ from typing import Any
 
 import _common as common
 import torch
-from learning import MARKS, Case, Result, base_cases, measure, with_setting
+from _learning_cases import MARKS, Case, Result, base_cases, with_setting
+from _learning_fits import measure
 
 from compss_train import Merge
 from compss_train.reports.advice import RoundCost, measured_cost
@@ -28,23 +28,20 @@ NODES = [1, 2, 4, 8, 16, 32, 64]
 ARITY = 8
 """Versions that a task of a merge reads; as in ``advice``."""
 COST_SAMPLES = 6_000
+"""Samples of a fit whose cost is measured."""
 COST_FITS = 3
+"""Fits of which the cheapest counts."""
 
 
 def cost_of(case: Case, used: Mapping[str, Any]) -> RoundCost:
-    """Return what a round costs two workers with the options that a fit of the case's workers has
-    used.
+    """Return what a round costs two workers with the options of a fit of the case's workers.
 
     Seconds of a sample are those of the processor, and those of a round the best of some fits, so
     that a busy machine does not change them much.
     """
     images = common.load_images(COST_SAMPLES)
-    merge = Merge(
-        **{
-            name: used["merge"][name]
-            for name in ("every", "unit", "outer_optimizer", "optimizer_state")
-        }
-    )
+    names = ("every", "unit", "outer_optimizer", "optimizer_state")
+    merge = Merge(**{name: used["merge"][name] for name in names})
     net = common.network(case.network, 0)
     workers = min(2, case.workers)
 
@@ -57,28 +54,27 @@ def cost_of(case: Case, used: Mapping[str, Any]) -> RoundCost:
 
     seconds = min(cost("serial", 1)[0] for _ in range(COST_FITS))
     costs = [cost("local", 3)[1] for _ in range(COST_FITS)]
-    return replace(
-        min(costs, key=lambda each: each.merge + each.task), sample=seconds / COST_SAMPLES
-    )
+    cheapest = min(costs, key=lambda of_round: of_round.merge + of_round.task)
+    return replace(cheapest, sample=seconds / COST_SAMPLES)
 
 
 def sent_in_turn(nodes: int) -> int:
-    """Return how many versions a node's link carries in turn, up the tree of a merge and down to
-    all nodes.
+    """Return how many versions a node's link carries in turn.
+
+    They go up the tree of a merge, and down to all nodes.
     """
     up = 0
-    left = nodes
-    while left > 1:
-        up = up + min(ARITY, left) - 1
-        left = ceil(left / ARITY)
+    sums = nodes
+    while sums > 1:
+        up += min(ARITY, sums) - 1
+        sums = ceil(sums / ARITY)
     return up + ceil(log2(nodes))
 
 
 def seconds_of(case: Case, result: Result, target: float, rates: Sequence[float]) -> list[float]:
-    """Return the rounds to the accuracy, their seconds of training and of all else, and on the wire
-    at each rate.
+    """Return the rounds to the accuracy, and their seconds: training, all else, on the wire.
 
-    Empty if the accuracy is not reached.
+    Those on the wire are at each rate. Empty if the accuracy is not reached.
     """
     marks = zip(result.epochs, result.accuracies, strict=True)
     reached = next((epochs for epochs, accuracy in marks if accuracy >= target), None)
@@ -86,13 +82,14 @@ def seconds_of(case: Case, result: Result, target: float, rates: Sequence[float]
         return []
     rounds = result.merges * reached / case.epochs
     cost = replace(cost_of(case, result.used), samples=case.samples * case.epochs / result.merges)
-    training, others = cost.seconds(case.workers, case.workers)
-    # Momentum, as large as the parameters.
-    averaged = result.used["merge"]["optimizer_state"] == "average"
-    size = 4 * sum(each.numel() for each in common.network(case.network, 0).state_dict().values())
-    sent = size * (2 if averaged else 1) * sent_in_turn(case.workers)
+    training, not_training = cost.seconds(case.workers, case.workers)
+    net = common.network(case.network, 0)
+    version = 4 * sum(tensor.numel() for tensor in net.state_dict().values())
+    if result.used["merge"]["optimizer_state"] == "average":
+        version *= 2  # momentum is as large as the parameters
+    sent = version * sent_in_turn(case.workers)
     wires = [8 * sent / (rate * 1e6) for rate in rates]
-    return [rounds, *(rounds * each for each in (training, others, *wires))]
+    return [rounds, *(rounds * seconds for seconds in (training, not_training, *wires))]
 
 
 def print_nodes(
@@ -105,14 +102,15 @@ def print_nodes(
     for case in cases:
         result = done[case.key]
         cells = [str(case.workers), f"{result.accuracy:.2f}", str(result.used["batch_size"])]
-        if found := seconds_of(case, result, target, options.rates):
-            rounds, training, others, *wires = found
-            alone = alone or training + others
-            seconds = [training + others + wire for wire in wires]
+        costs = seconds_of(case, result, target, options.rates)
+        if costs:
+            rounds, training, not_training, *wires = costs
+            alone = alone or training + not_training
+            totals = [training + not_training + wire for wire in wires]
             epochs = rounds * case.epochs / result.merges
-            cells += [f"{epochs:.2f}", f"{rounds:.0f}", f"{training:.1f}", f"{others:.1f}"]
-            cells += [f"{each:.1f}" for each in (*wires, *seconds)]
-            cells += [f"{alone / each:.1f}" for each in seconds]
+            cells += [f"{epochs:.2f}", f"{rounds:.0f}", f"{training:.1f}", f"{not_training:.1f}"]
+            cells += [f"{seconds:.1f}" for seconds in (*wires, *totals)]
+            cells += [f"{alone / seconds:.1f}" for seconds in totals]
         rows.append(cells + ["-"] * (7 + 3 * len(options.rates) - len(cells)))
     names = [f"{rate:g} Mbit/s" for rate in options.rates]
     headers = ["nodes", "% at the end", "batch", "epochs", "rounds", "s training", "s rounds"]
@@ -140,8 +138,9 @@ def main() -> None:
     print(f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs")
     torch.set_num_threads(1)
     for base in base_cases(options):
-        one = replace(base, marks=MARKS)
-        cases = [one, *(with_setting(one, "auto", nodes) for nodes in options.nodes if nodes > 1)]
+        alone = replace(base, marks=MARKS)
+        cases = [alone]
+        cases += [with_setting(alone, "auto", nodes) for nodes in options.nodes if nodes > 1]
         print_nodes(cases, measure(cases, options.results), options)
 
 

@@ -1,6 +1,4 @@
-"""Seconds from calling ``fit`` to the first training batch: local engine, 2 workers, a cold Python
-process.
-"""
+"""Seconds from ``fit`` to the first batch: local engine, 2 workers, a cold Python process."""
 
 from __future__ import annotations
 
@@ -10,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import _common as common
+import _peers as peers
 import torch
 
 TARGET = 4.0
+"""Seconds that the first batch may take."""
 Start = tuple[float, float]
 """Seconds to the first batch of the first worker, and to that of the last."""
 
@@ -46,7 +46,7 @@ def _one_batch(stamp: common.Stamp) -> None:
     net = common.network("MLP", 0)
     x = torch.zeros(common.BATCH, 1, 28, 28)
     y = torch.zeros(common.BATCH, dtype=torch.int64)
-    common.step(net, common.optimizer_for(net, common.SGD), stamp(x), y)
+    peers.step(net, peers.optimizer_for(net, common.SGD), stamp(x), y)
 
 
 def fresh(function: Callable[[str, int], Start], samples: int) -> Callable[[int], Start]:
@@ -59,22 +59,20 @@ def fresh(function: Callable[[str, int], Start], samples: int) -> Callable[[int]
 
 def main() -> None:
     options = common.parsed(common.parser(__doc__, repetitions=5, samples=60_000), samples=4_000)
-    print(
-        f"{common.image_source()}; {options.samples} of them; the fit's publishing of blocks counts"
-    )
-    contestants = {each.__name__: fresh(each, options.samples) for each in (ours, bare)}
-    found = common.in_turn(contestants, options.repetitions)
+    samples = f"{common.image_source()}; {options.samples} of them"
+    print(f"{samples}; the fit's publishing of blocks counts")
+    contestants = {"ours": fresh(ours, options.samples), "bare": fresh(bare, options.samples)}
+    starts = common.in_turn(contestants, options.repetitions)
     rows = []
-    for place, name in enumerate(("first worker's first batch", "last worker's first batch")):
-        mine, peers = ([start[place] for start in found[each.__name__]] for each in (ours, bare))
-        against = common.spread(common.ratios(mine, peers))
-        rows.append([name, common.spread(mine), common.spread(peers), against, f"< {TARGET:.0f} s"])
+    for index, name in enumerate(("first worker's first batch", "last worker's first batch")):
+        seconds = [start[index] for start in starts["ours"]]
+        bare_seconds = [start[index] for start in starts["bare"]]
+        ratio = common.spread(common.ratios(seconds, bare_seconds))
+        values = [common.spread(seconds), common.spread(bare_seconds), ratio]
+        rows.append([name, *values, f"< {TARGET:.0f} s"])
     headers = [
-        "seconds to the",
-        "ours, from fit",
-        "2 bare spawned processes",
-        "ours / bare",
-        "target (ours)",
+        *("seconds to the", "ours, from fit", "2 bare spawned processes"),
+        *("ours / bare", "target (ours)"),
     ]
     common.print_table("Start of the local engine", headers, rows)
 

@@ -1,5 +1,4 @@
-"""Samples a second of whole fits with two workers, processes started before: how fast is training
-on one machine?
+"""How fast is training on one machine? Samples/s of whole fits with two workers that have started.
 
 The part ``peers`` compares the local engine with plain PyTorch loops and DistributedDataParallel,
 ``ray`` with Ray, and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever is compared
@@ -21,23 +20,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import _applications as applications
 import _common as common
+import _peers as peers
 import torch
 from torch import nn
 
 FAST = {"precision": "bf16", "memory_format": "channels_last"}
 UNITS = {"ComputingUnits": "1", "ComputingUnitsGPUs": "0"}
-"""What dislib's tasks take; a GPU is asked for in its call all the same, or it would train
-nothing.
-"""
+"""What dislib's tasks take. A GPU is asked for in its call all the same: else it trains nothing."""
 
 Outcome = dict[str, float]
+"""Samples/s, accuracy, and percent of time that workers were busy."""
 Contestants = dict[str, Callable[[int], Outcome]]
 """Who runs in every repetition, which is the seed."""
 
 
 # -- contestants
-# -------------------------------------------------------------------------------------------
 
 
 def ours(
@@ -45,31 +44,32 @@ def ours(
 ) -> Outcome:
     """Fit; in an application of its own."""
     images = common.load_images(samples)
-    with common.warm_trainer(
-        common.network(name, seed), engine=engine, seed=seed, **modes
-    ) as trainer:
-        fitted = common.fit(trainer, *images.blocked(blocks), epochs=epochs)
-        reached = common.accuracy(trainer.predict(images.test_x), images.test_y)
+    net = common.network(name, seed)
+    with common.warm_trainer(net, engine=engine, seed=seed, **modes) as trainer:
+        x, y = images.blocked(blocks)
+        fitted = common.fit(trainer, x, y, epochs=epochs)
+        accuracy = common.accuracy(trainer.predict(images.test_x), images.test_y)
     inside = sum(worker["seconds"] for record in fitted.history for worker in record["workers"])
     busy = 100 * inside / (common.WORKERS * fitted.seconds)
-    return {"rate": samples * epochs / fitted.seconds, "accuracy": reached, "busy": busy}
+    return {"rate": samples * epochs / fitted.seconds, "accuracy": accuracy, "busy": busy}
 
 
 def peer(
     ranks: int, threads: int, method: str, name: str, samples: int, epochs: int, seed: int
 ) -> Outcome:
-    """Train in plain loops, each on its part of the samples, timed from their common start to the
-    last end.
+    """Train in plain loops, each on its part of the samples.
+
+    They are timed from their common start to the last end.
     """
-    found = common.run_ranks(
+    results = peers.run_ranks(
         run_rank, ranks, threads, method, name, samples, epochs, seed, threads=threads
     )
-    began, ended, accuracies = zip(*found, strict=True)
+    began, ended, accuracies = zip(*results, strict=True)
     return {"rate": samples * epochs / (max(ended) - min(began)), "accuracy": fmean(accuracies)}
 
 
 def run_rank(
-    rank: common.Rank, threads: int, method: str, name: str, samples: int, epochs: int, seed: int
+    rank: peers.Rank, threads: int, method: str, name: str, samples: int, epochs: int, seed: int
 ) -> tuple[float, float, float]:
     """Return when the rank began and ended, and its network's test accuracy."""
     torch.set_num_threads(threads)
@@ -78,49 +78,50 @@ def run_rank(
     part = slice(rank.number, None, rank.ranks)
     x = torch.from_numpy(images.x[part].copy())
     y = torch.from_numpy(images.y[part].copy())
-    if method != common.PLAIN:
+    if method != peers.PLAIN:
         rank.join()
 
     def train(net: nn.Module, batches: int, epochs: int) -> tuple[float, float]:
-        optimizer = common.optimizer_for(net, common.SGD)
-        with common.METHODS[method](common.Exchange(net, optimizer, rank, 1)) as (wrapped, _):
-            common.meet()
+        optimizer = peers.optimizer_for(net, common.SGD)
+        with peers.METHODS[method](peers.Exchange(net, optimizer, rank, 1)) as (wrapped, _):
+            peers.meet()
             began = time.perf_counter()
             for _ in range(epochs):
                 for rows in torch.randperm(len(x)).split(common.BATCH)[:batches]:
-                    common.step(
-                        wrapped, optimizer, x.index_select(0, rows), y.index_select(0, rows)
-                    )
+                    batch_x = x.index_select(0, rows)
+                    batch_y = y.index_select(0, rows)
+                    peers.step(wrapped, optimizer, batch_x, batch_y)
             return began, time.perf_counter()
 
-    train(copy.deepcopy(net), common.WARM_UP_BATCHES, 1)
+    train(copy.deepcopy(net), peers.WARM_UP_BATCHES, 1)
     torch.manual_seed(seed * 1000 + rank.number)
-    return *train(net, len(x), epochs), common.accuracy_of(net, images)
+    began, ended = train(net, len(x), epochs)
+    return began, ended, common.accuracy_of(net, images)
 
 
 def dislib(name: str, samples: int, epochs: int, blocks: int, copies: bool, seed: int) -> Outcome:
-    """Fit as dislib's own tests do; unlike ours, its blocks are in the workers' files before the
-    time starts.
+    """Fit as dislib's own tests do.
 
-    ``from_pt_tensor`` makes a block of a slice, which is pickled with all of the tensor that it is
-    a slice of: then every task reads all images. With ``copies`` a task makes a tensor of its own
-    of each block first.
+    Unlike ours, its blocks are in the workers' files before the time starts. ``from_pt_tensor``
+    makes a block of a slice, which is pickled with all of the tensor that it is a slice of: then
+    every task reads all images. With ``copies`` a task makes a tensor of its own of each block
+    first.
     """
     images = common.load_images(samples)
-    _fit_dislib(name, images, min(samples, 10_000), common.WORKERS, 2, seed, copies)
-    seconds, net = _fit_dislib(name, images, samples, blocks, epochs, seed, copies)
-    each = samples // blocks
-    batches = math.ceil(each / common.BATCH)
+    fit = partial(_fit_dislib, name, images, seed=seed, copies=copies)
+    fit(samples=min(samples, 10_000), blocks=common.WORKERS, epochs=2)
+    seconds, net = fit(samples=samples, blocks=blocks, epochs=epochs)
+    of_block = samples // blocks
+    batches = math.ceil(of_block / common.BATCH)
     # It leaves out what is over where samples divide neither into blocks nor blocks into batches.
-    return {
-        "rate": blocks * batches * (each // batches) * epochs / seconds,
-        "accuracy": common.accuracy_of(net, images),
-    }
+    trained = blocks * batches * (of_block // batches) * epochs
+    return {"rate": trained / seconds, "accuracy": common.accuracy_of(net, images)}
 
 
 def _fit_dislib(
     name: str,
     images: common.Images,
+    *,
     samples: int,
     blocks: int,
     epochs: int,
@@ -132,7 +133,7 @@ def _fit_dislib(
     from pycompss.api.api import compss_barrier
 
     grid = (blocks, 1)
-    options = {each: common.SGD[each] for each in ("lr", "momentum")}
+    options = {name: common.SGD[name] for name in ("lr", "momentum")}
     x = ds.from_pt_tensor(torch.from_numpy(images.x[:samples]), shape=grid)
     y = ds.from_pt_tensor(torch.from_numpy(images.y[:samples]), shape=grid)
     if copies:
@@ -151,8 +152,9 @@ def _fit_dislib(
 
 
 class Layers(nn.Module):
-    """A network whose layers are where dislib looks for them; workers that get it use a thread,
-    like ours.
+    """A network whose layers are where dislib looks for them.
+
+    Workers that get it use a thread, like ours.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -184,14 +186,14 @@ def why_no_dislib(paths: list[str]) -> str:
 
 
 # -- parts
-# -------------------------------------------------------------------------------------------------
 
 
 def report(
-    title: str, results: Mapping[str, list[Outcome]], peers: Mapping[str, Callable[[str], str]]
+    title: str, results: Mapping[str, list[Outcome]], bases: Mapping[str, Callable[[str], str]]
 ) -> None:
-    """Print what each contestant reached, and its ratio to peers: a header, and the peer of a
-    contestant.
+    """Print what each contestant reached, and its ratios to others.
+
+    ``bases`` has a header for each column of ratios, and tells whom a contestant is compared with.
     """
 
     def column(label: str, name: str) -> list[float]:
@@ -201,19 +203,14 @@ def report(
     for label in results:
         rates = column(label, "rate")
         cells = [label, common.spread(rates, ",.0f")]
-        for peer_of in peers.values():
-            others = column(peer_of(label), "rate")
-            cells.append(common.spread(common.ratios(rates, others), ".2f") if others else "-")
-        rows.append(
-            [
-                *cells,
-                f"{fmean(column(label, 'accuracy')):.2f}",
-                common.spread(column(label, "busy"), ".1f"),
-            ]
-        )
-    common.print_table(
-        title, ["contestant", "samples/s", *peers, "mean test accuracy", "workers busy %"], rows
-    )
+        for base_of in bases.values():
+            base = column(base_of(label), "rate")
+            cells.append(common.spread(common.ratios(rates, base), ".2f") if base else "-")
+        cells.append(f"{fmean(column(label, 'accuracy')):.2f}")
+        cells.append(common.spread(column(label, "busy"), ".1f"))
+        rows.append(cells)
+    headers = ["contestant", "samples/s", *bases, "mean test accuracy", "workers busy %"]
+    common.print_table(title, headers, rows)
 
 
 def report_peers(options: argparse.Namespace) -> None:
@@ -224,62 +221,63 @@ def report_peers(options: argparse.Namespace) -> None:
         task: tuple[Any, ...] = (name, options.samples, options.epochs)
         contestants: Contestants = {
             "ours, bf16, channels_last": partial(
-                common.call, ours, "local", *task, options.grid, FAST
+                applications.call, ours, "local", *task, options.grid, FAST
             ),
-            limit: partial(peer, 2, 1, common.PLAIN, *task),
-            plainly: partial(common.call, ours, "local", *task, options.grid, {}),
-            ddp: partial(peer, 2, 1, common.DDP, *task),
-            "1 process, 2 threads": partial(peer, 1, 2, common.PLAIN, *task),
+            limit: partial(peer, 2, 1, peers.PLAIN, *task),
+            plainly: partial(applications.call, ours, "local", *task, options.grid, {}),
+            ddp: partial(peer, 2, 1, peers.DDP, *task),
+            "1 process, 2 threads": partial(peer, 1, 2, peers.PLAIN, *task),
         }
         goals = {
             f"to {limit} (goal 0.97)": limit,
             f"to {ddp} (goal {1.4 if name == 'MLP' else 1.05})": ddp,
         }
-        to = {header: lambda _, label=label: label for header, label in goals.items()}
-        report(
-            f"{name}: local engine and peers", common.in_turn(contestants, options.repetitions), to
-        )
+        bases = {header: lambda _, label=label: label for header, label in goals.items()}
+        results = common.in_turn(contestants, options.repetitions)
+        report(f"{name}: local engine and peers", results, bases)
 
 
 def report_ray(options: argparse.Namespace) -> None:
     for name in options.networks:
         task: tuple[Any, ...] = (name, options.samples, options.epochs, options.grid, {})
         contestants: Contestants = {
-            each: partial(common.call, ours, each, *task) for each in ("local", "ray")
+            engine: partial(applications.call, ours, engine, *task) for engine in ("local", "ray")
         }
-        to = {"to local (goal 0.95)": lambda _: "local"}
-        report(f"{name}: on Ray", common.in_turn(contestants, options.repetitions), to)
+        bases: dict[str, Callable[[str], str]] = {"to local (goal 0.95)": lambda _: "local"}
+        report(f"{name}: on Ray", common.in_turn(contestants, options.repetitions), bases)
 
 
 def report_compss(options: argparse.Namespace) -> None:
-    if not common.has_compss():
+    if not applications.has_compss():
         return
     paths = [str(folder.absolute()) for folder in options.dislib]
-    if reason := why_no_dislib(paths):
+    reason = why_no_dislib(paths)
+    if reason:
         print(
             f"SKIPPED: dislib cannot be imported ({reason}); name a checkout with --dislib FOLDER"
         )
     task: tuple[Any, ...] = ("MLP", options.samples, options.epochs)
     local = f"local, {options.blocks[0]} blocks"
     contestants: Contestants = {
-        local: partial(common.call, ours, "local", *task, options.blocks[0], {})
+        local: partial(applications.call, ours, "local", *task, options.blocks[0], {})
     }
+    runtime = applications.Runtime()
+    runtime_of_dislib = applications.Runtime(pythonpath=paths, environment=UNITS)
     for blocks in options.blocks:
-        arguments = ours, "compss", *task, blocks, {}
         contestants[f"compss, {blocks} blocks"] = partial(
-            common.call, *arguments, runtime=common.Runtime()
+            applications.call, ours, "compss", *task, blocks, {}, runtime=runtime
         )
         if not reason:
-            runtime = common.Runtime(pythonpath=paths, environment=UNITS)
-            of_dislib = partial(common.call, dislib, *task, blocks, options.copies, runtime=runtime)
-            contestants[f"dislib, {blocks} blocks"] = of_dislib
-    to = {
+            contestants[f"dislib, {blocks} blocks"] = partial(
+                applications.call, dislib, *task, blocks, options.copies, runtime=runtime_of_dislib
+            )
+    bases: dict[str, Callable[[str], str]] = {
         "to local": lambda _: local,
-        "to dislib (goals 1.35 with 8 blocks, 4.5 with 64)": lambda label: label.replace(
-            "compss", "dislib"
+        "to dislib (goals 1.35 with 8 blocks, 4.5 with 64)": (
+            lambda label: label.replace("compss", "dislib")
         ),
     }
-    report("MLP under COMPSs", common.in_turn(contestants, options.repetitions), to)
+    report("MLP under COMPSs", common.in_turn(contestants, options.repetitions), bases)
 
 
 PARTS = {"peers": report_peers, "ray": report_ray, "compss": report_compss}

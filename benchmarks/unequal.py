@@ -1,6 +1,4 @@
-"""Samples/s of a fit on two slots of which one is slowed down four times, against the sum of both
-alone.
-"""
+"""Samples/s of a fit on two slots, one of them four times slower, against the sum of both alone."""
 
 from __future__ import annotations
 
@@ -51,20 +49,20 @@ def slowed(pid: int) -> Iterator[None]:
 
 
 def measure(
-    images: common.Images, workers: int, slots: int, epochs: int, kind: Any, slow: bool, _: int
+    images: common.Images, workers: int, slots: int, _: int, *, epochs: int, kind: Any, slow: bool
 ) -> float:
-    """Return the samples/s of a fit after one that starts the processes and shows how fast they
-    are.
+    """Return the samples/s of a fit.
+
+    One before it starts the processes and shows how fast they are.
     """
     x, y = images.blocked(workers)
     net = common.network("MLP", 0)
     warm = (images.x, images.y)
     with tempfile.TemporaryDirectory() as folder, LocalEngine(slots, threads=1) as engine:
         stamp = common.Stamp(folder)
+        options: dict[str, Any] = {"workers": workers, "engine": engine, "warm": warm}
         with (
-            common.warm_trainer(
-                net, workers=workers, engine=engine, warm=warm, transform=stamp
-            ) as trainer,
+            common.warm_trainer(net, transform=stamp, **options) as trainer,
             slowed(stamp.processes()[0]) if slow else nullcontext(),
         ):
             return common.fit(trainer, x, y, epochs=epochs, merge=kind).rate
@@ -83,21 +81,19 @@ def main() -> None:
     )
     rows = []
     for workers in options.workers:
-        alone = partial(measure, images, 1, 1, options.epochs, "synchronous")
-        contestants = {name: partial(alone, name == "slow") for name in ("fast", "slow")}
-        for kind in KINDS:
-            contestants[kind] = partial(measure, images, workers, 2, options.epochs, kind, True)
+        alone = partial(measure, images, 1, 1, epochs=options.epochs, kind="synchronous")
+        both = partial(measure, images, workers, 2, epochs=options.epochs, slow=True)
+        contestants = {"fast": partial(alone, slow=False), "slow": partial(alone, slow=True)}
+        contestants |= {kind: partial(both, kind=kind) for kind in KINDS}
         speeds = common.in_turn(contestants, options.repetitions)
-        summed = [fast + slow for fast, slow in zip(speeds["fast"], speeds["slow"], strict=True)]
-        kept = [common.spread(common.ratios(speeds[kind], summed)) for kind in KINDS]
-        rows.append(
-            [str(workers), *(common.spread(each, ",.0f") for each in speeds.values()), *kept]
-        )
+        sums = [fast + slow for fast, slow in zip(speeds["fast"], speeds["slow"], strict=True)]
+        values = [common.spread(of_contestant, ",.0f") for of_contestant in speeds.values()]
+        kept = [common.spread(common.ratios(speeds[kind], sums)) for kind in KINDS]
+        rows.append([str(workers), *values, *kept])
     of_the_sum = [f"{kind}, of the sum (goal {GOAL})" for kind in KINDS]
     headers = ["workers", "one fast", "one slow", *(f"both, {kind}" for kind in KINDS), *of_the_sum]
-    common.print_table(
-        f"Samples/s with one of two processes slowed down {SLOWER} times", headers, rows
-    )
+    title = f"Samples/s with one of two processes slowed down {SLOWER} times"
+    common.print_table(title, headers, rows)
 
 
 if __name__ == "__main__":
