@@ -1,11 +1,10 @@
-"""Learn a surrogate from simulations whose inputs are chosen while it learns, and measure the worst
-errors.
+"""Learn a surrogate from simulations whose inputs are chosen while it learns.
 
 Two problems with five parameters each, of which some regions are much harder than others: the heat
 equation with a hot spot, and the Kuramoto-Sivashinsky equation. The network predicts the field at
 any time from the parameters. A simulation takes as long as a fixed number of batches, as if it were
 expensive, so that all methods train the same batches on as many simulations; uniform inputs that
-were not trained on measure the error of each simulation.
+were not trained on measure the error of each simulation. The worst errors matter.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from compss_train import (
 Floats = NDArray[np.float64]
 METHODS = ("uniform", "sobol", "spaced")
 STEPS = 20
+"""Samples of a simulation."""
 PARAMETERS = 5
+"""Parameters of a simulation."""
 WIDTH = 64
+"""Width of the network."""
 BATCH = 32
 FIRST = 10
-"""Samples of a simulation, its parameters, the network's width, and simulations before the first
-batch.
-"""
-EVERY = range(1, STEPS + 1)
-SOME = (6, 13, 20)
-"""The steps that a simulation yields, and those at which the chosen inputs are far from each
-other.
-"""
+"""Simulations before the first batch."""
+ALL_STEPS = range(1, STEPS + 1)
+"""The steps that a simulation yields."""
+COMPARED_STEPS = (6, 13, 20)
+"""The steps at which chosen inputs are far from each other."""
 
 
 class Problem(Protocol):
@@ -57,10 +56,11 @@ class Problem(Protocol):
 
     bounds: Sequence[tuple[float, float]]
     simulations: int
+    """Simulations of a study."""
     batches: int
-    """Of a study, for each simulation."""
+    """Batches of a study for each simulation."""
     points: int
-    """Of a field."""
+    """Points of a field."""
 
     def fields(self, parameters: Floats) -> Iterator[Floats]:
         """Iterate over the fields after each of ``STEPS`` time steps."""
@@ -68,8 +68,10 @@ class Problem(Protocol):
 
 
 class HotSpot:
-    """The heat equation: centre (x, y) and width of a hot spot, diffusivity, temperature of the
-    walls.
+    """The heat equation with a hot spot.
+
+    Its parameters are the centre (x, y) and width of the spot, the diffusivity, and the temperature
+    of the walls.
     """
 
     bounds = ((0.15, 0.85), (0.15, 0.85), (0.05, 0.3), (0.1, 1.0), (0.0, 1.0))
@@ -91,11 +93,11 @@ class HotSpot:
 
 
 class KuramotoSivashinsky:
-    """u_t = -u u_x - u_xx - v u_xxxx, periodic: length, v, amplitudes of the first two waves, phase
-    of the second.
+    """u_t = -u u_x - u_xx - v u_xxxx, periodic.
 
-    Fourth-order exponential time differencing (Kassam and Trefethen, SIAM J. Sci. Comput. 26,
-    2005).
+    Its parameters are the length, v, the amplitudes of the first two waves, and the phase of the
+    second. Fourth-order exponential time differencing (Kassam and Trefethen, SIAM J. Sci. Comput.
+    26, 2005).
     """
 
     bounds = ((10.0, 30.0), (0.8, 2.0), (0.1, 2.0), (0.0, 2.0), (0.0, 1.0))
@@ -133,11 +135,11 @@ class KuramotoSivashinsky:
         for _ in range(STEPS):
             for _ in range(self.substeps):
                 n = product(u)
-                one = half * u + q * n
-                n_one = product(one)
-                n_two = product(half * u + q * n_one)
-                n_three = product(half * one + q * (2 * n_two - n))
-                u = whole * u + a * n + 2 * b * (n_one + n_two) + c * n_three
+                u_1 = half * u + q * n
+                n_1 = product(u_1)
+                n_2 = product(half * u + q * n_1)
+                n_3 = product(half * u_1 + q * (2 * n_2 - n))
+                u = whole * u + a * n + 2 * b * (n_1 + n_2) + c * n_3
             yield np.fft.irfft(u, self.grid)[::2] / 2
 
 
@@ -159,19 +161,17 @@ def samples(
     problem: Problem, parameters: Floats
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield x, an input of the network, and y, the field."""
-    for x, field in zip(
-        network_inputs(problem, EVERY, parameters), problem.fields(parameters), strict=True
-    ):
+    inputs_of_steps = network_inputs(problem, ALL_STEPS, parameters)
+    for x, field in zip(inputs_of_steps, problem.fields(parameters), strict=True):
         yield x, field.astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Lets a simulation take a number of batches: a file counts batches trained, simulations begun
-    and ended.
+    """Lets a simulation take a number of batches.
 
-    Simulations wait for batches, and batches for simulations, so that slow processes change
-    nothing.
+    A file counts batches trained, simulations begun and ended. Simulations wait for batches, and
+    batches for simulations, so that slow processes change nothing.
     """
 
     path: Path
@@ -187,8 +187,9 @@ class Clock:
         return (number - FIRST) * self.batches / (self.simulations - FIRST)
 
     def step(self, net: nn.Module, batch: Any, context: Any) -> dict[str, Any]:
-        """Train on a batch, and count it; wait first for a simulation that is due and late by more
-        than another.
+        """Train on a batch, and count it.
+
+        It waits first for a simulation that is due and late by more than another.
         """
         x, y = batch
         output = net(x)
@@ -199,9 +200,7 @@ class Clock:
         return {"loss": context.loss(output, y), "output": output}
 
     def simulate(self, problem: Problem, parameters: Floats) -> Iterator[Any]:
-        """Wait for the batches that are to be trained before this simulation ends, and yield its
-        samples.
-        """
+        """Wait for the batches that this simulation takes, and yield its samples."""
         numbers = self._numbers
         number = int(numbers[1])
         numbers[1] += 1
@@ -223,9 +222,8 @@ def inputs(
         return list(qmc.scale(points[:number], low, high))
     if method == "uniform":
         return list(np.random.default_rng(seed).uniform(low, high, (number, PARAMETERS)))
-    return SpacedInputs(
-        problem.bounds, number, functools.partial(network_inputs, problem, SOME), seed=seed
-    )
+    compared = functools.partial(network_inputs, problem, COMPARED_STEPS)
+    return SpacedInputs(problem.bounds, number, compared, seed=seed)
 
 
 def network(problem: Problem, seed: int) -> nn.Module:
@@ -240,18 +238,19 @@ def network(problem: Problem, seed: int) -> nn.Module:
 def held_out(name: str, number: int = 1000) -> tuple[torch.Tensor, torch.Tensor]:
     """Return samples of simulations of uniform inputs, those of each one after another."""
     problem = PROBLEMS[name]
-    drawn = inputs("uniform", problem, number, 2**31)
-    x, y = zip(*(each for value in drawn for each in samples(problem, value)), strict=True)  # type: ignore[union-attr]
+    drawn: Any = inputs("uniform", problem, number, 2**31)
+    all_samples = [sample for parameters in drawn for sample in samples(problem, parameters)]
+    x, y = zip(*all_samples, strict=True)
     return torch.from_numpy(np.stack(x)), torch.from_numpy(np.stack(y))
 
 
 def study(
     name: str, method: str, seed: int, engine: Any = "local", simulations: int = 0
 ) -> tuple[Floats, float, Any]:
-    """Train; return the root mean square error of each held-out simulation, the seconds, and the
-    trainer's history.
+    """Train; return the error of each held-out simulation, the seconds and the history.
 
-    With another number of ``simulations`` as many batches are trained.
+    Errors are root mean squares. With another number of ``simulations`` as many batches are
+    trained.
     """
     problem = PROBLEMS[name]
     number = simulations or problem.simulations

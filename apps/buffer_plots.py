@@ -1,6 +1,4 @@
-"""The plot of ``buffers_demo``: what each buffer's batches contain, and what a network learns from
-them.
-"""
+"""The plot of ``buffers_demo``: what batches of each buffer contain, and what a network learns."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ COLORS = {
     "BatchReservoir": "#cc79a7",
     SHUFFLED: "#555555",
 }
-"""Of the curves; readers who do not see all colors can tell them apart too."""
+"""Colors of the curves; readers who do not see all colors can tell them apart, too."""
 
 
 @dataclass
@@ -32,7 +30,7 @@ class Run:
 
     name: str
     samples: int
-    """In the stream."""
+    """Samples in the stream."""
     classes: int
     batches: list[NDArray[np.float64]] = field(default_factory=list)
     """The share of each class in each batch."""
@@ -117,8 +115,9 @@ def _draw_shares(axis: Any, run: Run) -> list[Any]:
 
 
 def _windows(shares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return means over windows of batches, and where the windows begin; the last end closes the
-    last step.
+    """Return means over windows of batches, and where the windows begin.
+
+    The last end closes the last step.
     """
     edges = np.unique(np.linspace(0, len(shares), min(WINDOWS, len(shares)) + 1).astype(np.int64))
     means = np.add.reduceat(shares, edges[:-1]) / np.diff(edges)[:, None]
@@ -142,17 +141,17 @@ _TITLES = {
 
 
 def _draw_accuracies(axis: Any, runs: Sequence[Run]) -> None:
-    """Draw the test accuracy over the stream; a dot is where the buffer was drained after its
-    end.
+    """Draw the test accuracy over the stream.
+
+    A dot is where the buffer was drained after its end.
     """
     _draw_ceiling(axis, runs[0])
     for run in runs:
         _draw_curve(axis, run)
     axis.set(xlim=(0, 1.02 * runs[0].samples / 1000), ylim=(0, 100))
     axis.set(xlabel="samples received (thousands)", ylabel="test accuracy (%)")
-    axis.set_title(
-        _conclusion({run.name: run.final_accuracy for run in runs}), fontsize=10.5, loc="left"
-    )
+    conclusion = _conclusion({run.name: run.final_accuracy for run in runs})
+    axis.set_title(conclusion, fontsize=10.5, loc="left")
     axis.legend(title="dots: once the buffer is drained", **_BESIDE)
 
 
@@ -178,7 +177,5 @@ def _draw_ceiling(axis: Any, run: Run) -> None:
 
 
 def _conclusion(accuracies: dict[str, float]) -> str:
-    return (
-        f"Reservoir leads to {accuracies['Reservoir']:.0%} accuracy, FIFO to "
-        f"{accuracies['FIFO']:.0%}"
-    )
+    reservoir = accuracies["Reservoir"]
+    return f"Reservoir leads to {reservoir:.0%} accuracy, FIFO to {accuracies['FIFO']:.0%}"

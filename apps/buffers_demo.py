@@ -1,5 +1,4 @@
-"""Show what buffers make of a stream that arrives class by class, and what a network learns through
-each of them.
+"""Show what buffers make of a stream that arrives class by class, and what a network learns.
 
 The stream has all images of class 0, then all of class 1, and so on, each image once. A thread puts
 it into a buffer in small chunks while the main thread gets batches and trains on them. FIFO gives
@@ -45,7 +44,7 @@ DIGITS = "digits"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What options are where they are not given: small batches for small data."""
+    """Defaults of options: small batches for small data."""
 
     batch_size: int
     lr: float
@@ -77,13 +76,8 @@ def make_parser() -> argparse.ArgumentParser:
         float,
         f"learning rate of SGD with momentum 0.9 (default: {large.lr}, {small.lr} for digits)",
     )
-    _add(
-        parser,
-        "--seed",
-        int,
-        "fixes the initial weights, the stream and all draws (default: %(default)s)",
-        0,
-    )
+    seed = "fixes the initial weights, the stream and all draws (default: %(default)s)"
+    _add(parser, "--seed", int, seed, default=0)
     return parser
 
 
@@ -102,24 +96,16 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
-    _add(
-        parser,
-        "--buffer-size",
-        int,
-        "most samples that a buffer holds (default: a fifth of the stream)",
+    size = "most samples that a buffer holds (default: a fifth of the stream)"
+    _add(parser, "--buffer-size", int, size)
+    threshold = (
+        "FIRO and the reservoirs give samples while they hold at least this many (default: 3/4 "
+        "of the buffer)"
     )
-    _add(
-        parser,
-        "--threshold",
-        int,
-        (
-            "FIRO and the reservoirs give samples while they hold at least this many (default: 3/4 "
-            "of the buffer)"
-        ),
-    )
+    _add(parser, "--threshold", int, threshold)
     _add(parser, "--chunk", int, "samples that arrive at a time (default: as many as a batch has)")
     pace = "batches that can be trained on while a chunk arrives (default: %(default)s)"
-    _add(parser, "--batches-per-chunk", int, pace, 4)
+    _add(parser, "--batches-per-chunk", int, pace, default=4)
 
 
 def _add(
@@ -127,6 +113,7 @@ def _add(
     option: str,
     kind: Callable[[str], Any],
     text: str,
+    *,
     default: Any = None,
 ) -> None:
     parser.add_argument(option, type=kind, default=default, help=text)
@@ -157,9 +144,7 @@ def main() -> int:
 
 
 def prepare(options: argparse.Namespace, parser: argparse.ArgumentParser) -> common.Problem:
-    """Return data and a network for them; check the options, and fill in those that were not
-    given.
-    """
+    """Return data and a network for them; check the options, and fill in defaults."""
     try:
         torch.manual_seed(check_seed(options.seed))
         problem, defaults = load(options.data)
@@ -180,9 +165,8 @@ def load(data: str | None) -> tuple[common.Problem, Defaults]:
     if data == DIGITS:
         return common.Problem(models.digits_mlp(), datasets.digits()), DIGITS_DEFAULTS
     images = datasets.fashion_mnist(Path(data or datasets.FASHION_MNIST_FOLDER))
-    return common.Problem(
-        models.image_mlp(), images, models.normalize_images
-    ), FASHION_MNIST_DEFAULTS
+    problem = common.Problem(models.image_mlp(), images, models.normalize_images)
+    return problem, FASHION_MNIST_DEFAULTS
 
 
 def fill_in(options: argparse.Namespace, defaults: Defaults, samples: int) -> None:
@@ -228,26 +212,20 @@ def buffers(options: argparse.Namespace) -> dict[str, Callable[[], Buffer]]:
 
 
 def train_all(problem: common.Problem, options: argparse.Namespace) -> list[Run]:
-    """Train on the sorted stream through each buffer, and for reference on the same samples
-    shuffled.
-    """
+    """Train on the sorted stream through each buffer, and on the same samples shuffled."""
     x = problem.dataset.train_x
     y = problem.dataset.train_y
     order = np.random.default_rng(options.seed).permutation(len(y))
     shuffled = _samples(x[order], y[order])
     by_class = order[np.argsort(y[order], kind="stable")]
     stream = _samples(x[by_class], y[by_class])
-    print(
-        f"{len(y):,} samples, class by class, through buffers of {options.buffer_size:,}",
-        flush=True,
-    )
+    size = options.buffer_size
+    print(f"{len(y):,} samples, class by class, through buffers of {size:,}", flush=True)
     runs = [
         train(name, make(), stream, problem, options) for name, make in buffers(options).items()
     ]
-    return [
-        *runs,
-        train(buffer_plots.SHUFFLED, FIFO(options.buffer_size), shuffled, problem, options),
-    ]
+    runs.append(train(buffer_plots.SHUFFLED, FIFO(size), shuffled, problem, options))
+    return runs
 
 
 def _samples(x: datasets.Array, y: datasets.Array) -> Samples:
@@ -265,10 +243,8 @@ def train(
         for x, y in producer.batches(options.batch_size, options.batches_per_chunk):
             learner.train(x, y)
             run.add_batch(y.numpy())
-            if (
-                buffer.samples_put // interval > run.last_measured // interval
-                and not buffer.reception_over
-            ):
+            is_due = buffer.samples_put // interval > run.last_measured // interval
+            if is_due and not buffer.reception_over:
                 run.add_accuracy(buffer.samples_put, learner.accuracy())
     run.add_accuracy(buffer.samples_put, learner.accuracy())
     run.repetitions = buffer.repetitions()
@@ -299,11 +275,11 @@ class Learner:
     def accuracy(self) -> float:
         """Return the share of the test samples whose class the network tells."""
         x, y = self._test
-        right = [
-            (self._net(self._transform(part)).argmax(1) == classes).sum().item()
-            for part, classes in zip(x.split(1000), y.split(1000), strict=True)
-        ]
-        return sum(right) / len(y)
+        right = 0
+        for batch, classes in zip(x.split(1000), y.split(1000), strict=True):
+            predicted = self._net(self._transform(batch)).argmax(1)
+            right += int((predicted == classes).sum())
+        return right / len(y)
 
 
 def print_table(runs: list[Run]) -> None:

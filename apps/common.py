@@ -1,6 +1,4 @@
-"""What the apps share: options, a run from data to saved parameters, what is printed, and how
-errors end.
-"""
+"""What the apps share: options, a run from data to saved parameters, tables, and ends by errors."""
 
 from __future__ import annotations
 
@@ -33,6 +31,7 @@ from compss_train.reports.records import measured_names
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the signal's number."""
 BLOCKS_PER_WORKER = 4
+"""Blocks that the data are cut into by default."""
 FAILURES = (
     *(BadFileError, DataError, DivergedError, SimulationError, WorkerLostError),
     *(ModuleNotFoundError, OSError),
@@ -85,26 +84,14 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--batches", type=int, help="batches that each block is cut into, instead of --batch-size"
     )
     _add(group, "--lr", "learning rate of SGD with momentum 0.9", type=float, default=0.05)
-    shuffles = ("blocks", "total", "none")
-    _add(
-        group,
-        "--shuffle",
-        "deal blocks anew each epoch, mix all samples, or keep the order",
-        choices=shuffles,
-        default=shuffles[0],
-    )
+    order = "deal blocks anew each epoch, mix all samples, or keep the order"
+    _add(group, "--shuffle", order, choices=("blocks", "total", "none"), default="blocks")
     _add(group, "--seed", "fixes the initial weights and the order of samples", type=int, default=0)
-    _add(
-        group,
-        "--precision",
-        "arithmetic of the forward pass",
-        choices=("fp32", "bf16"),
-        default="fp32",
-    )
+    arithmetic = "arithmetic of the forward pass"
+    _add(group, "--precision", arithmetic, choices=("fp32", "bf16"), default="fp32")
+    layout = "layout of images in memory"
     layouts = ("contiguous", "channels_last")
-    _add(
-        group, "--memory-format", "layout of images in memory", choices=layouts, default=layouts[0]
-    )
+    _add(group, "--memory-format", layout, choices=layouts, default="contiguous")
     group.add_argument(
         "--validate", action="store_true", help="evaluate on the test data after every round too"
     )
@@ -118,57 +105,29 @@ def _add_merging(parser: argparse.ArgumentParser) -> None:
         type=int,
         help=f"blocks that the data are cut into (default: {BLOCKS_PER_WORKER} a worker)",
     )
-    names = ("synchronous", "commutative", "parameter_server")
-    _add(
-        group,
-        "--merge",
-        (
-            "average all workers at once, add each when it is ready, or have each add itself at a "
-            "server"
-        ),
-        choices=names,
-        default=names[0],
+    merge = (
+        "average all workers at once, add each when it is ready, or have each add itself at a "
+        "server"
     )
-    _add(
-        group,
-        "--merge-every",
-        "merge every so many units, 0 for once at the end",
-        type=int,
-        default=1,
-    )
-    units = ("epochs", "blocks", "batches")
-    _add(
-        group,
-        "--merge-unit",
-        "whole epochs, or blocks or batches a worker",
-        choices=units,
-        default=units[0],
-    )
+    kinds = ("synchronous", "commutative", "parameter_server")
+    _add(group, "--merge", merge, choices=kinds, default="synchronous")
+    every = "merge every so many units, 0 for once at the end"
+    _add(group, "--merge-every", every, type=int, default=1)
+    unit = "whole epochs, or blocks or batches a worker"
+    _add(group, "--merge-unit", unit, choices=("epochs", "blocks", "batches"), default="epochs")
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
-    _add(
-        group,
-        "--engine",
-        (
-            "where tasks run: local worker processes, compss, serial in this process for "
-            "debugging, or auto"
-        ),
-        default="auto",
+    engine = (
+        "where tasks run: local worker processes, compss, serial in this process for "
+        "debugging, or auto"
     )
-    group.add_argument(
-        "--threads",
-        type=int,
-        help="threads of each worker (default: the cores shared among them)",
-    )
-    _add(
-        group,
-        "--num-gpu",
-        "GPUs that the workers are spread over, 0 for the CPU",
-        type=int,
-        default=0,
-    )
+    _add(group, "--engine", engine, default="auto")
+    threads = "threads of each worker (default: the cores shared among them)"
+    group.add_argument("--threads", type=int, help=threads)
+    gpus = "GPUs that the workers are spread over, 0 for the CPU"
+    _add(group, "--num-gpu", gpus, type=int, default=0)
 
 
 def _add(group: argparse._ActionsContainer, option: str, text: str, **arguments: Any) -> None:
@@ -196,8 +155,9 @@ def run_app(
 
 
 def exit_code(parser: argparse.ArgumentParser, run: Callable[[], None]) -> int:
-    """Run an app whose options were parsed; return its exit code, after one line about what has
-    ended it early.
+    """Run an app whose options were parsed; return its exit code.
+
+    Before that it prints one line about what has ended it early.
     """
     try:
         run()
@@ -229,13 +189,8 @@ def train_on_blocks(problem: Problem, arguments: argparse.Namespace) -> None:
         arguments.workers, engine=arguments.engine, seed=arguments.seed, threads=arguments.threads
     ) as trainer:
         _build(trainer, problem, arguments)
-        print(
-            (
-                f"{len(data.train_x):,} samples to train on in {grid[0]} blocks, "
-                f"{len(data.test_x):,} to test"
-            ),
-            flush=True,
-        )
+        training = f"{len(data.train_x):,} samples to train on in {grid[0]} blocks"
+        print(f"{training}, {len(data.test_x):,} to test", flush=True)
         _fit(trainer, x, y, problem.dataset, arguments)
         test = trainer.evaluate(data.test_x, data.test_y)
     _report(trainer, test, arguments)
@@ -287,9 +242,7 @@ def _fit(
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of the option ``--output``; raise ``OSError`` saying so where that cannot
-    be.
-    """
+    """Make the folder of the option ``--output``; raise ``OSError`` if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -312,8 +265,9 @@ def _callbacks(output: Path) -> list[Callback]:
 
 
 class FreshStart(Callback):
-    """Removes an earlier run's files when a fit begins, which is after its options were found to be
-    right.
+    """Removes an earlier run's files when a fit begins.
+
+    Its options have been found to be right by then.
     """
 
     def __init__(self, output: Path) -> None:
@@ -351,10 +305,11 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
 
 
 def _write_row(cells: dict[str, str]) -> None:
-    row = "  ".join(
-        cell.rjust(max(len(name), 8 if name == "loss" else 0)) for name, cell in cells.items()
-    )
-    tqdm.write(row)
+    columns = []
+    for name, cell in cells.items():
+        width = 8 if name == "loss" else len(name)
+        columns.append(cell.rjust(width))
+    tqdm.write("  ".join(columns))
     sys.stdout.flush()
 
 
@@ -364,10 +319,8 @@ def _report(
     print(f"test loss {test['loss']:.4f}, test accuracy {100 * test['accuracy']:.2f}%")
     crew = f"{_count(trainer.num_workers, 'worker')}, {_count(trainer.threads, 'thread')} each"
     print(f"{_speed(trainer.history)}; {crew}")
-    print(
-        f"history in {_history_file(arguments.output)}, parameters in "
-        f"{_parameters_file(arguments.output)}"
-    )
+    history = _history_file(arguments.output)
+    print(f"history in {history}, parameters in {_parameters_file(arguments.output)}")
 
 
 def _count(number: int, name: str) -> str:

@@ -64,10 +64,10 @@ def _images_and_labels(folder: Path, part: str) -> tuple[Array, Array]:
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """Read a gzipped idx file of bytes: a magic number, the sizes of its dimensions, then the
-    elements.
+    """Read a gzipped idx file of bytes.
 
-    Raises ``DataError`` for a file that is missing, truncated or of another format.
+    It has a magic number, the sizes of its dimensions, then the elements. Raises ``DataError`` for
+    a file that is missing, truncated or of another format.
     """
     content = _unzip(path)
     header = 4 + 4 * dimensions

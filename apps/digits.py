@@ -1,6 +1,4 @@
-"""Train a small MLP on scikit-learn's digits with many workers and print what it reached and how
-fast.
-"""
+"""Train a small MLP on scikit-learn's digits with many workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train a network on Fashion-MNIST with many workers and print what it reached and how fast."""
+"""Train a network on Fashion-MNIST with many workers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A GAN on the handwritten digits of scikit-learn: two modules, an optimizer each, one training
-step.
+"""A GAN on the digits of scikit-learn: two modules, an optimizer each, one training step.
 
 python apps/gan.py --epochs 40
 """
@@ -30,9 +29,7 @@ def networks() -> dict[str, nn.Module]:
 def adversarial_step(
     model: nn.ModuleDict, batch: tuple[torch.Tensor], step: StepContext
 ) -> dict[str, torch.Tensor]:
-    """The discriminator learns to tell real from made digits, and then the generator to deceive
-    it.
-    """
+    """Let the discriminator learn to tell real from made digits, then the generator to deceive."""
     (real,) = batch
     made = model["generator"](torch.randn(len(real), LATENT))
     judge = model["discriminator"]
@@ -66,10 +63,8 @@ def main() -> None:
         with torch.no_grad():
             made = trainer.model()["generator"](torch.randn(8, LATENT)).numpy()
     print(picture(made))
-    print(
-        f"discriminator {last['loss']:.3f}, generator {last['generator_loss']:.3f}, spread "
-        f"{last['spread']:.3f}"
-    )
+    losses = f"discriminator {last['loss']:.3f}, generator {last['generator_loss']:.3f}"
+    print(f"{losses}, spread {last['spread']:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""The heat equation on a square: a solver, simulations with random temperatures, and samples for
-training.
+"""The heat equation on a square: a solver, and simulations with random temperatures.
 
 ``∂u/∂t = Δu`` on the unit square. Each of the four walls has a constant temperature, and the
 interior starts at a fifth one. This is the example of Melissa (arXiv 2309.16743), with its
@@ -18,23 +17,25 @@ Floats = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 COLDEST = 100.0
+"""Lower bound of the random temperatures, in kelvin."""
 HOTTEST = 500.0
-"""Range of the random temperatures, in kelvin."""
+"""Upper bound of the random temperatures, in kelvin."""
 TIME_STEP = 0.01
 """Time between samples; after about thirty steps the interior depends on the walls alone."""
 TEMPERATURES = 5
-"""Parameters of a simulation: the initial temperature, then those of the west, east, south and
-north walls.
+"""Parameters of a simulation: the initial temperature, and those of the four walls.
+
+The walls are in the order west, east, south, north.
 """
 
 
 class HeatEquation:
-    """Solves the equation on ``grid`` by ``grid`` points inside the walls, which are one spacing
-    away from them.
+    """Solves the equation on ``grid`` by ``grid`` points inside the walls.
 
-    Space is discretised by the five-point Laplacian, time by implicit Euler, which is stable for
-    every time step. The eigenvectors of that Laplacian are products of sines: in their coordinates
-    (``modes``) a step is one division per point, and two products of small matrices transform back.
+    The walls are one spacing away from the points next to them. Space is discretised by the
+    five-point Laplacian, time by implicit Euler, which is stable for every time step. The
+    eigenvectors of that Laplacian are products of sines: in their coordinates (``modes``) a step is
+    one division per point, and two products of small matrices transform back.
     """
 
     def __init__(self, grid: int, time_step: float) -> None:
@@ -47,8 +48,9 @@ class HeatEquation:
         self._time_step = time_step
 
     def fields(self, initial: Floats, walls: Floats, substeps: int = 1) -> Iterator[Floats]:
-        """Iterate over the fields, rows from south to north, after every ``substeps`` time steps,
-        without end.
+        """Iterate over the fields after every ``substeps`` time steps, without end.
+
+        The rows of a field are from south to north.
         """
         modes = self._transform(initial)
         gain = self._time_step * self._transform(self._heating(walls, initial.shape))
@@ -81,11 +83,11 @@ def _equation(grid: int, time_step: float) -> HeatEquation:
 def simulate(
     parameters: Floats, grid: int = 64, steps: int = 100, substeps: int = 1
 ) -> Iterator[Sample]:
-    """Yield a sample after every time step: x has the temperatures and the time, y the field at
-    that time.
+    """Yield a sample after every time step.
 
-    All values are scaled to the range from 0 to 1. ``substeps`` divides each time step: simulations
-    become more accurate and more expensive.
+    Its x has the temperatures and the time, its y the field at that time. All values are scaled to
+    the range from 0 to 1. ``substeps`` divides each time step: simulations become more accurate and
+    more expensive.
     """
     initial, *walls = scale(np.asarray(parameters))
     equation = _equation(grid, TIME_STEP / substeps)
@@ -106,8 +108,9 @@ def to_kelvin(temperatures: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def random_parameters(*seed: int) -> Iterator[Floats]:
-    """Iterate over random parameters of simulations, without end; other seeds give other
-    parameters.
+    """Iterate over random parameters of simulations, without end.
+
+    Other seeds give other parameters.
     """
     random = np.random.default_rng(seed)
     while True:

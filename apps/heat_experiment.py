@@ -1,6 +1,4 @@
-"""Shared parts of all methods that train a surrogate of the heat equation: network, simulations and
-records.
-"""
+"""What all methods share that train a surrogate of the heat equation."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Shared by all methods with one seed: options, processes, the initial network, and validation
-    samples.
-    """
+    """What all methods share with one seed."""
 
     options: argparse.Namespace
     engine: Engine
@@ -88,10 +84,10 @@ def _reserve(engine: Engine, at_once: int) -> None:
     try:
         engine.reserve([Resources()] * at_once)
     except ValueError as error:
-        advice = (
-            "each of --workers and --simulators needs one, --methods offline only one at a time"
-        )
-        raise ValueError(f"{error}. Options of this app: {advice}") from None
+        raise ValueError(
+            f"{error}. Options of this app: each of --workers and --simulators needs one, "
+            "--methods offline only one at a time"
+        ) from None
     with suppress(ValueError):  # otherwise validations run between simulations
         engine.reserve([Resources()] * (at_once + 1))
 
@@ -129,9 +125,7 @@ class Run:
     method: str
     seed: int
     records: list[Record]
-    """The trainer's records, with ``elapsed`` seconds and ``total_batches`` since the start of the
-    method.
-    """
+    """The trainer's records, with ``elapsed`` seconds and ``total_batches`` since the start."""
     simulations: int
     repetitions: list[int]
     """At index n, how many samples were trained on n times."""
@@ -140,9 +134,7 @@ class Run:
 
 
 class Recorder(Callback):
-    """Stores a fit's records with the time since the start of the method, and writes them as lines
-    of JSON.
-    """
+    """Stores a fit's records with the time since the start, and writes them as lines of JSON."""
 
     def __init__(self, path: Path, batches: Callable[[Record], int]) -> None:
         self.records: list[Record] = []
@@ -153,10 +145,10 @@ class Recorder(Callback):
 
     def on_round_end(self, trainer: DistributedTrainer, record: Record) -> None:
         """Store and write the record."""
-        before = self.records[-1]["total_batches"] if self.records else 0
         elapsed = time.perf_counter() - self._start
-        self.records.append(
-            {**record, "elapsed": elapsed, "total_batches": before + self._batches(record)}
-        )
+        before = self.records[-1]["total_batches"] if self.records else 0
+        total = before + self._batches(record)
+        timed = {**record, "elapsed": elapsed, "total_batches": total}
+        self.records.append(timed)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(self.records[-1]) + "\n")
+            file.write(json.dumps(timed) + "\n")

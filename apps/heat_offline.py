@@ -19,9 +19,7 @@ OFFLINE = "offline"
 
 
 def offline(experiment: Experiment, simulations: int) -> Run:
-    """Run so many simulations, store their samples in files, then train on the files for several
-    epochs.
-    """
+    """Run so many simulations, store their samples in files, and train on these for some epochs."""
     options = experiment.options
     plan = Epochs.plan(options, simulations)
     recorder = Recorder(experiment.history_file(OFFLINE), plan.batches)
@@ -54,9 +52,10 @@ class Epochs:
     def plan(cls, options: argparse.Namespace, simulations: int) -> Epochs:
         """Plan for the requested batches per worker, rounded up to whole epochs."""
         share = math.ceil(simulations * options.steps / options.workers)
-        each = math.ceil(share / options.batch_size)
-        number = math.ceil(options.batches / each)
-        return cls(number, min(number, math.ceil(options.merge_every / each)), options.batch_size)
+        batches_of_epoch = math.ceil(share / options.batch_size)
+        number = math.ceil(options.batches / batches_of_epoch)
+        between_merges = min(number, math.ceil(options.merge_every / batches_of_epoch))
+        return cls(number, between_merges, options.batch_size)
 
     def batches(self, record: Record) -> int:
         """Return the total number of batches of a round; the last round may have fewer epochs."""

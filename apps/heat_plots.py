@@ -1,6 +1,4 @@
-"""The plots of ``heat_surrogate``: losses over time and batches, repetitions of samples, and
-fields.
-"""
+"""The plots of ``heat_surrogate``: losses, repetitions of samples, and fields."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ SHOWN_STEPS = (1, 3, 10, 100)
 
 
 def save_losses(runs: Sequence[Run], path: Path) -> Path:
-    """Draw the validation losses over time and over batches: the median of a method's seeds, in a
-    band of all.
+    """Draw the validation losses over time and over batches.
+
+    A method has the median of its seeds, in a band of all.
     """
     figure, axes = _subplots(1, 2, figsize=(11, 4.2), sharey=True)
     panels = (
@@ -35,9 +34,10 @@ def save_losses(runs: Sequence[Run], path: Path) -> Path:
     )
     for axis, (by, label) in zip(axes, panels, strict=True):
         for method, seeds in heat_report.by_method(runs).items():
-            at, median, low, high = heat_report.band(seeds, by)
-            axis.plot(at, median, color=_COLORS[method], label=method)
-            axis.fill_between(at, low, high, color=_COLORS[method], alpha=0.2, linewidth=0)
+            positions, median, low, high = heat_report.band(seeds, by)
+            color = _COLORS[method]
+            axis.plot(positions, median, color=color, label=method)
+            axis.fill_between(positions, low, high, color=color, alpha=0.2, linewidth=0)
         axis.axvline(heat_report.shortest(runs, by), color="#bbbbbb", linewidth=1, zorder=0)
         axis.set(xlabel=label, yscale="log")
         axis.set_xlim(left=0)
@@ -53,14 +53,12 @@ def save_repetitions(runs: Sequence[Run], path: Path) -> Path:
         1, len(runs), figsize=(3.2 * len(runs), 3.4), sharex=True, squeeze=False
     )
     for axis, run in zip(axes[0], runs, strict=True):
-        axis.bar(
-            np.arange(len(run.repetitions)), run.repetitions, width=0.9, color=_COLORS[run.method]
-        )
+        times = np.arange(len(run.repetitions))
+        axis.bar(times, run.repetitions, width=0.9, color=_COLORS[run.method])
         axis.set_xlabel("times trained on")
         axis.locator_params(axis="x", integer=True)
-        axis.set_title(
-            f"{run.method}: {sum(run.repetitions[1:]):,} samples", fontsize=10.5, loc="left"
-        )
+        title = f"{run.method}: {sum(run.repetitions[1:]):,} samples"
+        axis.set_title(title, fontsize=10.5, loc="left")
     axes[0, 0].set_ylabel("samples")
     return _save(figure, path)
 
@@ -91,8 +89,9 @@ class _Column:
 def _columns(
     truth: Fields, predictions: Mapping[str, Fields], steps: Sequence[int]
 ) -> list[_Column]:
-    """Return columns of the true fields, the predictions and their differences, with common color
-    scales.
+    """Return columns of the true fields, the predictions and their differences.
+
+    They have common color scales.
     """
     temperatures = {"cmap": "inferno", "vmin": heat.COLDEST, "vmax": heat.HOTTEST}
     true = heat.to_kelvin(truth)
@@ -102,10 +101,8 @@ def _columns(
     differences = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
     columns = [_Column("true", true, temperatures)]
     for name, fields in predicted.items():
-        columns += [
-            _Column(name, fields, temperatures),
-            _Column("minus true", fields - true, differences),
-        ]
+        columns.append(_Column(name, fields, temperatures))
+        columns.append(_Column("minus true", fields - true, differences))
     return columns
 
 

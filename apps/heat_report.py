@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from compss_train.reports.formatting import columns
 
 ELAPSED = "elapsed"
+"""The field of seconds, by which runs are compared."""
 BATCHES = "total_batches"
-"""Axes by which runs are compared."""
+"""The field of batches, by which runs are compared."""
 AT_BATCHES = "loss_at_equal_batches"
 AT_SECONDS = "loss_at_equal_seconds"
 _POINTS = 200
-"""Of the curve of a method."""
+"""Points of the curve of a method."""
 
 
 def curve(run: Run, by: str) -> tuple[list[float], list[float]]:
@@ -29,13 +30,16 @@ def curve(run: Run, by: str) -> tuple[list[float], list[float]]:
 
 
 def band(runs: Sequence[Run], by: str) -> NDArray[np.float64]:
-    """Return positions that all seeds have reached, and their median, lowest and highest loss
-    there, as rows.
+    """Return positions that all seeds have reached, and losses there.
+
+    The rows are the positions, and the median, lowest and highest loss.
     """
     curves = [curve(run, by) for run in runs]
-    at = np.linspace(max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves), _POINTS)
-    losses = np.stack([np.interp(at, *measured) for measured in curves])
-    return np.stack([at, np.median(losses, axis=0), losses.min(axis=0), losses.max(axis=0)])
+    first = max(positions[0] for positions, _ in curves)
+    last = min(positions[-1] for positions, _ in curves)
+    xs = np.linspace(first, last, _POINTS)
+    losses = np.stack([np.interp(xs, positions, values) for positions, values in curves])
+    return np.stack([xs, np.median(losses, axis=0), losses.min(axis=0), losses.max(axis=0)])
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -47,13 +51,14 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def loss_at(run: Run, by: str, limit: float) -> float | None:
-    """Return the validation loss between those measured before and after ``limit``; ``None``
-    without one before.
+    """Return the validation loss between those measured before and after ``limit``.
+
+    It is ``None`` if none was measured before.
     """
     positions, losses = curve(run, by)
-    return (
-        float(np.interp(limit, positions, losses)) if positions and positions[0] <= limit else None
-    )
+    if not positions or positions[0] > limit:
+        return None
+    return float(np.interp(limit, positions, losses))
 
 
 def shortest(runs: Sequence[Run], by: str) -> float:
@@ -87,19 +92,20 @@ def _row(run: Run, batches: float, seconds: float) -> dict[str, Any]:
 
 
 def conclusion(report: dict[str, Any]) -> str | None:
-    """Return the reservoir compared with offline training, as Melissa's authors do; ``None`` unless
-    both ran.
+    """Return the reservoir compared with offline training, as Melissa's authors do.
+
+    It is ``None`` unless both ran.
     """
     methods = report["methods"]
     if not {OFFLINE, RESERVOIR} <= methods.keys():
         return None
 
     def times(name: str) -> str:
-        pairs = zip(
-            *([row[name] for row in methods[method]] for method in (RESERVOIR, OFFLINE)),
-            strict=True,
-        )
-        return spread([new / old if new and old else None for new, old in pairs], "{:.2f}")
+        ratios = []
+        for reservoir, offline in zip(methods[RESERVOIR], methods[OFFLINE], strict=True):
+            are_known = reservoir[name] and offline[name]
+            ratios.append(reservoir[name] / offline[name] if are_known else None)
+        return spread(ratios, ".2f")
 
     batches = f"{report['equal_batches']:,.0f} batches"
     seconds = f"{report['equal_seconds']:.1f} s"
@@ -111,33 +117,27 @@ def conclusion(report: dict[str, Any]) -> str | None:
 
 
 def spread(values: Sequence[float | None], form: str) -> str:
-    """Return the median, with the lowest and highest of several values in brackets; "-" if one is
-    missing.
+    """Return the median, with the lowest and highest of several values in brackets.
+
+    It is "-" if one is missing.
     """
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return "-"
-    middle, low, high = (form.format(value) for value in (median(known), min(known), max(known)))
-    return f"{middle} ({low} to {high})" if len(known) > 1 else middle
+    middle = format(median(known), form)
+    if len(known) == 1:
+        return middle
+    return f"{middle} ({format(min(known), form)} to {format(max(known), form)})"
 
 
 def table(report: dict[str, Any]) -> str:
     """Return the report as a table in text: medians of the seeds, and the range of losses."""
-    at_batches = f"loss at {report['equal_batches']:,.0f} b"
-    at_seconds = f"loss at {report['equal_seconds']:.1f} s"
-    rows = [
-        (
-            "method",
-            "batches",
-            "seconds",
-            "batches/s",
-            "simulations",
-            "unique samples",
-            at_batches,
-            at_seconds,
-        ),
-        *((method, *_cells(seeds)) for method, seeds in report["methods"].items()),
-    ]
+    header = (
+        *("method", "batches", "seconds", "batches/s", "simulations", "unique samples"),
+        f"loss at {report['equal_batches']:,.0f} b",
+        f"loss at {report['equal_seconds']:.1f} s",
+    )
+    rows = [header, *((method, *_cells(seeds)) for method, seeds in report["methods"].items())]
     return "\n".join(columns(rows, str.rjust))
 
 
@@ -145,7 +145,5 @@ def _cells(seeds: Sequence[dict[str, Any]]) -> Sequence[str]:
     forms = {"batches": ",.0f", "seconds": ".1f", "batches_per_second": ",.1f"}
     forms |= {"simulations": ",.0f", "unique_samples": ",.0f"}
     medians = [format(median(row[name] for row in seeds), form) for name, form in forms.items()]
-    return [
-        *medians,
-        *(spread([row[name] for row in seeds], "{:.1e}") for name in (AT_BATCHES, AT_SECONDS)),
-    ]
+    losses = [spread([row[name] for row in seeds], ".1e") for name in (AT_BATCHES, AT_SECONDS)]
+    return medians + losses

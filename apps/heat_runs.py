@@ -1,6 +1,4 @@
-"""The methods that train a surrogate of the heat equation: on files of simulations, and while they
-run.
-"""
+"""The methods that train a surrogate of the heat equation, on files or while simulations run."""
 
 from __future__ import annotations
 
@@ -22,30 +20,31 @@ SIMULATIONS = 10
 
 
 def concurrent_tasks(options: argparse.Namespace) -> int:
-    """Return how many tasks have to run at the same time: only online training needs more than
-    one.
+    """Return how many tasks have to run at the same time.
+
+    Only online training needs more than one.
     """
-    online_too = set(options.methods) & set(ONLINE)
-    return options.workers + options.simulators if online_too else 1
+    trains_online = bool(set(options.methods) & set(ONLINE))
+    return options.workers + options.simulators if trains_online else 1
 
 
 def run_all(experiment: Experiment) -> Iterator[Run]:
-    """Train by each method; offline training gets as many simulations as the method before it has
-    seen.
+    """Train by each method.
+
+    Offline training gets as many simulations as the method before it has seen.
     """
     simulations = SIMULATIONS
     for method in sorted(set(experiment.options.methods), key=METHODS.index):
         if method == OFFLINE:
             yield offline(experiment, experiment.options.offline_simulations or simulations)
         else:
-            yield (run := online(method, experiment))
+            run = online(method, experiment)
+            yield run
             simulations = max(1, run.simulations)
 
 
 def online(method: str, experiment: Experiment) -> Run:
-    """Train on samples that simulations send through a buffer while they run, until enough batches
-    are trained.
-    """
+    """Train on samples that simulations send through a buffer while they run."""
     options = experiment.options
     recorder = Recorder(experiment.history_file(method), lambda record: int(record["batches"]))
     with experiment.trainer() as trainer:
@@ -70,9 +69,9 @@ def online(method: str, experiment: Experiment) -> Run:
         method,
         experiment.seed,
         recorder.records,
-        last["simulations"]["done"],
-        last["repetitions"],
-        fields,
+        simulations=last["simulations"]["done"],
+        repetitions=last["repetitions"],
+        fields=fields,
     )
 
 

@@ -1,5 +1,4 @@
-"""Learn a surrogate of the heat equation from simulations: on files that they wrote, and while they
-run.
+"""Learn a surrogate of the heat equation from simulations, on files or while they run.
 
 A network predicts the temperatures inside a square at any time from those of its four walls and the
 initial one. It is trained by several methods for the same number of batches: ``offline`` runs
@@ -42,9 +41,13 @@ def make_parser() -> argparse.ArgumentParser:
         description="Learn the heat equation from simulations, offline and online, and compare.",
         allow_abbrev=False,
     )
-    text = "methods to compare (default: all)"
-    methods = heat_runs.METHODS
-    parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help=text)
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=heat_runs.METHODS,
+        default=heat_runs.METHODS,
+        help="methods to compare (default: all)",
+    )
     _add_training(parser)
     _add_simulations(parser)
     _add_buffers(parser)
@@ -54,23 +57,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="SEED", help=seeds
     )
-    add_option(
-        parser,
-        "--engine",
-        str,
-        "auto",
-        "engine that runs the tasks: local, compss, serial or auto",
-    )
-    add_option(
-        parser, "--record-every", float, 1.0, "seconds between measurements of online training"
-    )
-    add_option(
-        parser,
-        "--output",
-        Path,
-        Path("runs/heat_surrogate"),
-        "output folder; existing results are replaced",
-    )
+    engine = "engine that runs the tasks: local, compss, serial or auto"
+    add_option(parser, "--engine", str, "auto", engine)
+    interval = "seconds between measurements of online training"
+    add_option(parser, "--record-every", float, 1.0, interval)
+    output = "output folder; existing results are replaced"
+    add_option(parser, "--output", Path, Path("runs/heat_surrogate"), output)
     return parser
 
 
@@ -79,13 +71,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--batch-size", int, 10, "samples in a batch")
     add_option(parser, "--lr", float, 0.001, "learning rate of Adam")
     add_option(parser, "--workers", int, 1, "model replicas that are trained and merged")
-    add_option(
-        parser,
-        "--merge-every",
-        int,
-        50,
-        "batches between merges; offline rounded to whole epochs",
-    )
+    merge_every = "batches between merges; offline rounded to whole epochs"
+    add_option(parser, "--merge-every", int, 50, merge_every)
 
 
 def _add_simulations(parser: argparse.ArgumentParser) -> None:
@@ -101,20 +88,10 @@ def _add_simulations(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_buffers(parser: argparse.ArgumentParser) -> None:
-    add_option(
-        parser,
-        "--buffer-size",
-        int,
-        2000,
-        "maximum samples in a worker's buffer, or in a pool of files",
-    )
-    add_option(
-        parser,
-        "--threshold",
-        int,
-        500,
-        "FIRO and Reservoir give samples while they hold at least this number",
-    )
+    size = "maximum samples in a worker's buffer, or in a pool of files"
+    add_option(parser, "--buffer-size", int, 2000, size)
+    threshold = "FIRO and Reservoir give samples while they hold at least this number"
+    add_option(parser, "--threshold", int, 500, threshold)
 
 
 def main() -> int:
@@ -140,14 +117,15 @@ def check(options: argparse.Namespace) -> None:
     """Raise ``ValueError`` for an option out of range."""
     for seed in options.seeds:
         check_seed(seed)
-    stored = () if options.offline_simulations is None else ("offline_simulations",)
-    for name in (*COUNTS, *stored):
+    counts = [*COUNTS]
+    if options.offline_simulations is not None:
+        counts.append("offline_simulations")
+    for name in counts:
         check_count("--" + name.replace("_", "-"), getattr(options, name))
     for name in ("lr", "record_every"):
-        if not 0 < getattr(options, name) < math.inf:
-            raise ValueError(
-                f"--{name.replace('_', '-')}={getattr(options, name)}: give a number above 0"
-            )
+        value = getattr(options, name)
+        if not 0 < value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')}={value}: give a number above 0")
     for method in heat_runs.ONLINE:
         heat_runs.buffer(method, options)
 
@@ -158,15 +136,16 @@ def compare(options: argparse.Namespace, engine: Engine) -> None:
     runs = [_printed(run) for experiment in experiments for run in heat_runs.run_all(experiment)]
     report = heat_report.make(runs)
     print(heat_report.table(report))
-    if conclusion := heat_report.conclusion(report):
+    conclusion = heat_report.conclusion(report)
+    if conclusion is not None:
         print(conclusion)
     write(experiments[0], runs, report)
 
 
 def _printed(run: Run) -> Run:
     batches, losses = heat_report.curve(run, heat_report.BATCHES)
-    took = f"{batches[-1]:,} batches in {run.records[-1][heat_report.ELAPSED]:.1f} s"
-    print(f"{run.method}, seed {run.seed}: {took}, validation loss {losses[-1]:.2e}", flush=True)
+    cost = f"{batches[-1]:,} batches in {run.records[-1][heat_report.ELAPSED]:.1f} s"
+    print(f"{run.method}, seed {run.seed}: {cost}, validation loss {losses[-1]:.2e}", flush=True)
     return run
 
 
@@ -174,19 +153,17 @@ def write(first: Experiment, runs: list[Run], report: dict[str, Any]) -> None:
     """Write the report and the plots; repetitions and fields are those of the first seed."""
     options = first.options
     of_first = [run for run in runs if run.seed == first.seed]
-    given = {
+    values = {
         name: value if isinstance(value, int | float) else str(value)
         for name, value in vars(options).items()
     }
-    (options.output / "report.json").write_text(
-        json.dumps({**report, "options": given}, indent=1) + "\n"
-    )
+    content = json.dumps({**report, "options": values}, indent=1)
+    (options.output / "report.json").write_text(f"{content}\n")
     heat_plots.save_losses(runs, options.output / "loss.png")
     heat_plots.save_repetitions(of_first, options.output / "repetitions.png")
     truth = first.validation[1][: options.steps]
-    heat_plots.save_fields(
-        truth, {run.method: run.fields for run in of_first}, options.output / "fields.png"
-    )
+    predictions = {run.method: run.fields for run in of_first}
+    heat_plots.save_fields(truth, predictions, options.output / "fields.png")
     print(f"report, histories and plots in {options.output}")
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer, Gradients, Ragged
 
 END = "."
-# 0, a space, is also what sentences are padded with.
 CHARACTERS = " abcdefghijklmnopqrstuvwxyz" + END
+"""Characters by their numbers; sentences are padded with 0, a space."""
 NOUNS = ("worker", "batch", "network", "gradient", "block", "server", "sample")
 VERBS = ("trains", "sends", "averages", "reads", "waits for")
 ADJECTIVES = ("small", "fast", "distant", "random", "new")
@@ -45,15 +45,18 @@ class CharacterModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs for a batch."""
-        return self.last(self.recurrent(self.embedding(x))[0]).transpose(1, 2)
+        states, _ = self.recurrent(self.embedding(x))
+        return self.last(states).transpose(1, 2)
 
 
 @torch.no_grad()
 def written(net: nn.Module, start: str, longest: int = 80) -> str:
     """Continue a text by the likeliest characters."""
-    while len(start) < longest and not start.endswith(END):
-        start += CHARACTERS[int(net(torch.from_numpy(tokens(start))[None])[0, :, -1].argmax())]
-    return start
+    text = start
+    while len(text) < longest and not text.endswith(END):
+        logits = net(torch.from_numpy(tokens(text))[None])[0, :, -1]
+        text += CHARACTERS[int(logits.argmax())]
+    return text
 
 
 def main() -> None:

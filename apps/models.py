@@ -11,12 +11,13 @@ from torch import nn
 FASHION_MNIST_MEAN = 72.94
 """Mean of the training images' pixels, which are 0 to 255."""
 FASHION_MNIST_STD = 90.02
-"""Their standard deviation."""
+"""Standard deviation of the same pixels."""
 
 
 def normalize_images(images: torch.Tensor) -> torch.Tensor:
-    """Return uint8 images (N, H, W) as floats (N, 1, H, W) with mean 0 and standard deviation 1
-    over the data.
+    """Return uint8 images (N, H, W) as floats (N, 1, H, W).
+
+    Over the data they have the mean 0 and the standard deviation 1.
     """
     return images.unsqueeze(1).float().sub_(FASHION_MNIST_MEAN).div_(FASHION_MNIST_STD)
 

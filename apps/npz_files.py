@@ -1,5 +1,4 @@
-"""Train from many files: write images as .npz files, and let workers read and mix them while they
-train.
+"""Train from many .npz files, which workers read and mix while they train.
 
 The table says of each round how many files the workers have opened, how many of those were there
 before they were needed, how long workers waited for the others, and the most files that a worker
@@ -43,22 +42,12 @@ def make_parser() -> argparse.ArgumentParser:
     add_option(parser, "--lr", float, 0.05, "learning rate of SGD with momentum 0.9")
     add_option(parser, "--shuffle-buffer", int, 4096, "samples in a pool of the partial shuffle")
     add_option(parser, "--pools", int, 2, "pools: 1, or 2 that mix over longer distances")
-    add_option(
-        parser,
-        "--file-buffer",
-        int,
-        10,
-        "most files that a worker has in memory; 1 reads none ahead",
-    )
+    file_buffer = "most files that a worker has in memory; 1 reads none ahead"
+    add_option(parser, "--file-buffer", int, 10, file_buffer)
     add_option(parser, "--seed", int, 0, "fixes the initial weights and the order of samples")
     add_option(parser, "--engine", str, "auto", "where tasks run: local, compss, serial or auto")
-    add_option(
-        parser,
-        "--output",
-        Path,
-        Path("runs/npz_files"),
-        "folder of the files, which are replaced if there",
-    )
+    output = "folder of the files, which are replaced if there"
+    add_option(parser, "--output", Path, Path("runs/npz_files"), output)
     return parser
 
 
@@ -94,10 +83,8 @@ def train(problem: common.Problem, options: argparse.Namespace) -> None:
             problem.net, optimizer, "cross_entropy", "accuracy", transform=problem.transform
         )
         dataset = write(problem, options)
-        print(
-            f"{dataset.number_samples:,} samples in {len(dataset.files)} files in "
-            f"{options.output / 'train'}"
-        )
+        files = f"{len(dataset.files)} files in {options.output / 'train'}"
+        print(f"{dataset.number_samples:,} samples in {files}")
         trainer.fit(
             dataset,
             num_epochs=options.epochs,
@@ -118,10 +105,10 @@ class FileTable(Callback):
     def on_round_end(self, trainer: DistributedTrainer, record: dict[str, Any]) -> None:
         """Print a line a round."""
         reads = [worker["files"] for worker in record["workers"]]
-        opened, ahead = (sum(read[name] for read in reads) for name in ("files", "ahead"))
-        waited, held = (
-            max(read[name] for read in reads) for name in ("seconds_waited", "most_held")
-        )
+        opened = sum(of_worker["files"] for of_worker in reads)
+        ahead = sum(of_worker["ahead"] for of_worker in reads)
+        waited = max(of_worker["seconds_waited"] for of_worker in reads)
+        held = max(of_worker["most_held"] for of_worker in reads)
         print(
             f"       {opened} files opened, {ahead} of them there before they were needed; a "
             f"worker waited {waited:.2f} s at most, and had {held} files in memory at most",

@@ -1,6 +1,4 @@
-"""A producer thread that puts labelled samples into a buffer while the main thread gets batches
-from it.
-"""
+"""A thread that puts labelled samples into a buffer while the main thread gets batches from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A recommender with two towers: users and items as a dict of inputs, likes and ratings as a dict
-of targets.
+"""A recommender with two towers: dicts of inputs (users, items) and targets (likes, ratings).
 
 python apps/two_towers.py --epochs 10
 """
@@ -70,16 +69,10 @@ def main() -> None:
     test = slice(5000, None)
     torch.manual_seed(0)
     with DistributedTrainer(arguments.workers, engine=arguments.engine, seed=0) as trainer:
-        trainer.build(
-            TwoTowers(), {"optimizer": "adam", "lr": 0.01}, loss, {"right_likes": right_likes}
-        )
-        trainer.fit(
-            rows(x, train),
-            rows(y, train),
-            num_epochs=arguments.epochs,
-            batch_size=50,
-            progress=False,
-        )
+        adam = {"optimizer": "adam", "lr": 0.01}
+        trainer.build(TwoTowers(), adam, loss, {"right_likes": right_likes})
+        options = {"num_epochs": arguments.epochs, "batch_size": 50, "progress": False}
+        trainer.fit(rows(x, train), rows(y, train), **options)
         measured = trainer.evaluate(rows(x, test), rows(y, test))
         rating = trainer.predict(rows(x, test))["rating"]
     correlation = np.corrcoef(rating, y["rating"][test])[0, 1]

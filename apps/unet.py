@@ -30,7 +30,8 @@ def made_images(number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def turned(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Flip and turn one image and its mask."""
     both = torch.cat([x.float(), mask])
-    both = both.flip(-1) if torch.rand(()) < 0.5 else both
+    if torch.rand(()) < 0.5:
+        both = both.flip(-1)
     both = both.rot90(int(torch.randint(4, ())), (-2, -1))
     return both[:1] + 10 * torch.randn(()), both[1:]
 
@@ -40,8 +41,13 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Module:
-    layers = nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
-    return nn.Sequential(*layers, nn.Conv2d(outputs, outputs, 3, padding=1), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.Conv2d(outputs, outputs, 3, padding=1),
+        nn.ReLU(),
+    )
 
 
 class UNet(nn.Module):
@@ -71,11 +77,11 @@ class UNet(nn.Module):
 
 def overlap(output: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Intersection over union."""
-    found = output > 0.5
+    predicted = output > 0.5
     true = mask > 0.5
-    return (
-        (found & true).sum(dim=(1, 2, 3)) / (found | true).sum(dim=(1, 2, 3)).clamp(min=1)
-    ).mean()
+    intersection = (predicted & true).sum(dim=(1, 2, 3))
+    union = (predicted | true).sum(dim=(1, 2, 3))
+    return (intersection / union.clamp(min=1)).mean()
 
 
 def main() -> None:
@@ -89,13 +95,13 @@ def main() -> None:
     with DistributedTrainer(arguments.workers, engine=arguments.engine, seed=0) as trainer:
         augmented = TrainTransform(turned, by_sample=True)
         adam = {"optimizer": "adam", "lr": 0.01}
-        trainer.build(
-            UNet(), adam, "dice", {"overlap": overlap}, transform=scaled, train_transform=augmented
-        )
-        trainer.fit(
-            *made_images(320, 0), num_epochs=arguments.epochs, batch_size=16, progress=False
-        )
-        measured = trainer.evaluate(*made_images(100, 1))
+        metrics = {"overlap": overlap}
+        transforms = {"transform": scaled, "train_transform": augmented}
+        trainer.build(UNet(), adam, "dice", metrics, **transforms)
+        x, y = made_images(320, 0)
+        trainer.fit(x, y, num_epochs=arguments.epochs, batch_size=16, progress=False)
+        test_x, test_y = made_images(100, 1)
+        measured = trainer.evaluate(test_x, test_y)
     print(f"test dice loss {measured['loss']:.3f}, overlap {measured['overlap']:.3f}")
 
 
