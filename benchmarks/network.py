@@ -392,9 +392,9 @@ def report(options: argparse.Namespace, results: Results) -> None:
 
 def all_reduce_megabytes(options: argparse.Namespace) -> float:
     """Return what each node sends for a ring all-reduce of the parameters."""
-    job = Job(options.network, options.samples, options.epochs, 0, options.nodes, switch="")
-    nbytes = sum(parameter.nbytes for parameter in job.net().parameters())
-    return float(2 * (options.nodes - 1) / options.nodes * nbytes / 1e6)
+    job = Job(options.network, options.samples, options.epochs, seed=0, workers=options.nodes)
+    size = sum(parameter.nbytes for parameter in job.net().parameters())
+    return float(2 * (options.nodes - 1) / options.nodes * size / 1e6)
 
 
 def row(options: argparse.Namespace, results: Results, link: float, label: str) -> list[str]:
