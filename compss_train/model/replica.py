@@ -10,15 +10,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import is_sequence, map_leaves
-from compss_train.model import (
-    broadcasting,
-)
-from compss_train.model.error_hints import (
-    dtypes,
-    error_notes,
-    kind_of,
-    label_hint,
-)
+from compss_train.model.broadcasting import ComparingStep
+from compss_train.model.error_hints import dtypes, error_notes, kind_of, label_hint
 from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep
 from compss_train.model.losses import is_from_library, suitable_target
 from compss_train.model.measurements import measured_number
@@ -30,21 +23,18 @@ from compss_train.model.training_step import Step, StepContext, StepResult, no_l
 HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions of autocast."""
 
-
 _STAGES: tuple[tuple[str, ...], ...] = ((), ("floats",), ("floats", "integers"))
+"""What is converted in inputs, until the network takes them."""
 
+_TARGETS = ("floats", "classes")
+"""What is converted in targets."""
 
 _CLASSES = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 """Dtypes of class indices that torch's losses do not take."""
 
 
-_TARGETS = ("floats", "classes")
-"""What is converted in targets."""
-
-
 class ModelReplica:
-    """A copy of the model, with given parameters, on its device: what batches go through, shared
-    with nothing.
+    """A copy of the model on a device, which shares nothing: what batches go through.
 
     Evaluation uses it as it is, and workers train it (``Learner``). Batches that its network does
     not take are converted to the dtype of its parameters, if they have a single one.
@@ -54,22 +44,22 @@ class ModelReplica:
         self, spec: TrainingSpec, parameters: Parameters, device: str, *, training: bool
     ) -> None:
         self.spec = spec
+        """What was built, which nothing changes."""
         self.device = device
         self.half = HALF.get(spec.precision)
-        """What was built, which nothing changes; the device; the lower precision of autocast, or
-        ``None``.
-        """
-        own = spec.copied(parameters, device, training)
-        self.net = own.net
-        self.measures = own.measures
-        self.optimizer_factory = own.optimizer
-        self.loss = TrainingLoss(own.loss, spec.class_weight if training else None, device)
-        self.collate = own.collate
-        self.transform = own.transform
-        self.train_transform = own.train_transform
-        self.training_step = own.training_step
-        self.validation_step = own.validation_step
+        """The lower precision of autocast, or ``None``."""
+        copied = spec.copied(parameters, device, training=training)
+        self.net = copied.net
+        self.measures = copied.measures
+        self.optimizer_factory = copied.optimizer
+        self.loss = TrainingLoss(copied.loss, spec.class_weight if training else None, device)
+        self.collate = copied.collate
+        self.transform = copied.transform
+        self.train_transform = copied.train_transform
+        self.training_step = copied.training_step
+        self.validation_step = copied.validation_step
         self._stage = 0
+        """The first of ``_STAGES`` that may do for the network."""
         self.compares_step = False
         """Whether the next step is watched for outputs and targets that it broadcasts."""
         self.conversions: set[tuple[str, str]] = set()
@@ -78,10 +68,10 @@ class ModelReplica:
     @cached_property
     def _dtype(self) -> torch.dtype | None:
         """The dtype of the network's floating-point parameters, if they have a single one."""
-        kinds = {
+        floating = {
             parameter.dtype for parameter in self.net.parameters() if parameter.is_floating_point()
         }
-        return kinds.pop() if len(kinds) == 1 else None
+        return floating.pop() if len(floating) == 1 else None
 
     def transformed(self, x: Any) -> Any:
         """Return a batch transformed for the network."""
@@ -108,13 +98,13 @@ class ModelReplica:
             else:
                 self._stage = stage
                 if converted is not x:
-                    self._note(x, converted)
+                    self._note_conversion(x, converted)
                 return result
         try:
-            # Not for their dtype.
-            shaped = (error for error in failures.values() if "channels" in str(error))
+            # Errors about channels are about shapes, and no dtype mends them.
+            of_shapes = (error for error in failures.values() if "channels" in str(error))
             # Embeddings do not take integers as floats.
-            raise next(shaped, failures.get(1, failures[self._stage]))
+            raise next(of_shapes, failures.get(1, failures[self._stage]))
         finally:
             # An error that its own frame holds would keep the batches' readers alive.
             failures.clear()
@@ -129,12 +119,13 @@ class ModelReplica:
         output = self.predict(x)
         target = self._converted(x if y is None else y, _TARGETS)
         if not isinstance(output, torch.Tensor):
-            own = _part_of(output, "loss") if y is None else None
             takes_tensor = is_from_library(self.spec.loss)
+            loss_of_network = _part_of(output, "loss") if y is None else None
             logits = _part_of(output, "logits")
-            output = logits if takes_tensor and logits is not None else output
-            if own is not None:
-                return StepResult(own, output, target)
+            if takes_tensor and logits is not None:
+                output = logits
+            if loss_of_network is not None:
+                return StepResult(loss_of_network, output, target)
             if takes_tensor and logits is None:
                 raise TypeError(
                     f"the network returns {kind_of(output)}, and the loss takes a tensor: "
@@ -145,76 +136,78 @@ class ModelReplica:
         try:
             loss = self.loss(output, compared, weight)
         except RuntimeError as error:
-            if hint := label_hint(self.spec.loss, output, target):
+            hint = label_hint(self.spec.loss, output, target)
+            if hint:
                 error.add_note(hint)
             raise
         return StepResult(loss, output, target)
 
     def run_step(
-        self, step: Step, x: Any, y: Any, context: StepContext, *, as_made: bool
+        self, step: Step, x: Any, y: Any, *, context: StepContext, as_made: bool
     ) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns.
 
         The step gets (x, y) or (x,), or with ``as_made`` x itself.
         """
         converted = self._converted(x, _TARGETS)
-        y = self._converted(y, _TARGETS)
-        self._note(x, converted)
+        self._note_conversion(x, converted)
         x = self._formatted(converted)
-        watched = (
-            broadcasting.ComparingStep(y)
-            if self.compares_step and self.spec.compile is None
-            else contextlib.nullcontext()
-        )
+        y = self._converted(y, _TARGETS)
+        batch = (x,) if y is None else (x, y)
+        if as_made:
+            batch = x
+        is_watched = self.compares_step and self.spec.compile is None
         self.compares_step = False
-        with self.autocast(), watched:
-            returned = step(self.net, x if as_made else (x,) if y is None else (x, y), context)
+        with self.autocast(), ComparingStep(y) if is_watched else contextlib.nullcontext():
+            returned = step(self.net, batch, context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
         if values.get("loss") is None:  # what it logged counts
             values.pop("loss", None)
         values = context.logged | values
-        name = getattr(step, "__name__", type(step).__name__)
-        if not isinstance(loss := values.pop("loss", None), torch.Tensor):
+        step_name = getattr(step, "__name__", type(step).__name__)
+        loss = values.pop("loss", None)
+        if not isinstance(loss, torch.Tensor):
             raise TypeError(
-                f"{name} returned {kind_of(returned)} without a loss; return the loss, a "
+                f"{step_name} returned {kind_of(returned)} without a loss; return the loss, a "
                 "tensor, or a dict with it as 'loss'"
             )
         output = values.pop("output", None)
         target = values.pop("target", x if y is None else y)
-        by_sample = values.pop("losses", None)
+        losses = values.pop("losses", None)
         if self.measures.metrics and output is None:
             raise ValueError(
-                f"metric= is measured on outputs, which {name} does not return; return {{'loss': "
-                "loss, 'output': output}, or build without metric= and return the numbers "
-                "themselves"
+                f"metric= is measured on outputs, which {step_name} does not return; return "
+                "{'loss': loss, 'output': output}, or build without metric= and return the "
+                "numbers themselves"
             )
         measured = {name: measured_number(name, value) for name, value in values.items()}
-        return StepResult(loss, output, target, measured, by_sample)
+        return StepResult(loss, output, target, measured=measured, losses=losses)
 
     @torch.no_grad()
     def losses_by_sample(self, result: StepResult, samples: int) -> torch.Tensor:
-        """Return the loss of each sample, shape (n,): what a step returned, or the loss of its
-        outputs once more.
+        """Return the loss of each sample, shape (n,).
 
-        Raises ``ValueError`` if there is neither, or if there are not as many as samples.
+        A step may have returned them; otherwise they are computed once more, of its outputs. Raises
+        ``ValueError`` if there is neither, or if there are not as many as samples.
         """
-        values = result.losses
-        if values is None and result.output is not None and self.spec.loss is not no_loss:
+        losses = result.losses
+        if losses is None and result.output is not None and self.spec.loss is not no_loss:
             compared = suitable_target(self.spec.loss, result.output, result.target)
             with self.autocast():
-                values = self.loss.by_sample(result.output, compared)
-        if not isinstance(values, torch.Tensor) or values.shape != (samples,):
+                losses = self.loss.by_sample(result.output, compared)
+        if not isinstance(losses, torch.Tensor) or losses.shape != (samples,):
             raise ValueError(
                 f"a sampler of inputs needs the loss of each of {samples} samples, and got "
-                f"{kind_of(values)}: a training step returns {{'loss': ..., 'losses': "
+                f"{kind_of(losses)}: a training step returns {{'loss': ..., 'losses': "
                 f"...}}, the second of shape ({samples},), or 'output' if build has loss=; "
                 "transforms and collate= keep every sample"
             )
-        return values.detach()
+        return losses.detach()
 
     def end_epoch(self, step: Step | None) -> dict[str, Any]:
-        """Call the hook for the end of an epoch of this step of a Lightning-style module; return
-        what it logs.
+        """Call the hook for the end of an epoch, and return what it logs.
+
+        Only modules in Lightning's style have one, for each of their steps.
         """
         if not isinstance(step, ModuleStep):
             return {}
@@ -222,8 +215,8 @@ class ModelReplica:
         hook = EPOCH_ENDS[step.__name__]
         if callable(getattr(self.net, hook, None)):
             ModuleStep(hook)(self.net, None, context)
-        logged = context.logged.items()
-        return {name: measured_number(name, value) for name, value in logged if name != "loss"}
+        context.logged.pop("loss", None)
+        return {name: measured_number(name, value) for name, value in context.logged.items()}
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which forward passes and losses run."""
@@ -245,40 +238,46 @@ class ModelReplica:
         """Return a batch in the memory format of the network."""
         if self.spec.memory_format != "channels_last":
             return x
-        last = torch.channels_last
-
-        def formatted(part: Any) -> Any:
-            is_image = isinstance(part, torch.Tensor) and part.dim() == 4
-            return part.contiguous(memory_format=last) if is_image else part
-
-        return map_leaves(formatted, x)
+        return map_leaves(_with_channels_last, x)
 
     def _converted(self, values: Any, kinds: tuple[str, ...]) -> Any:
-        """Return a batch with these kinds of numbers in the network's dtype, and class indices that
-        losses take.
-        """
-        return map_leaves(lambda part: self._part(part, kinds), values) if kinds else values
+        """Return a batch with these kinds of numbers in the network's dtype.
 
-    def _part(self, part: Any, kinds: tuple[str, ...]) -> Any:
+        Of the kind ``"classes"``, indices become those that losses take.
+        """
+        if not kinds:
+            return values
+        return map_leaves(lambda part: self._converted_part(part, kinds), values)
+
+    def _converted_part(self, part: Any, kinds: tuple[str, ...]) -> Any:
         if isinstance(part, PackedSequence):
-            return part.to(self._part(part.data, kinds).dtype)
+            return part.to(self._converted_part(part.data, kinds).dtype)
         if not isinstance(part, torch.Tensor) or part.is_complex():
             return part
         if "classes" in kinds and part.dtype in _CLASSES:
             return part.long()
-        wanted = "floats" if part.is_floating_point() else "integers"
-        return part if wanted not in kinds or self._dtype is None else part.to(self._dtype)
+        kind = "floats" if part.is_floating_point() else "integers"
+        return part if kind not in kinds or self._dtype is None else part.to(self._dtype)
 
-    def _note(self, before: Any, after: Any) -> None:
-        """Note which dtypes were converted."""
-        for one, other in zip(dtypes(before), dtypes(after), strict=True):
-            if one != other and other == str(self._dtype).removeprefix("torch."):
-                self.conversions.add((one, other))
+    def _note_conversion(self, before: Any, after: Any) -> None:
+        """Note which dtypes were converted to that of the network."""
+        dtype = str(self._dtype).removeprefix("torch.")
+        for old, new in zip(dtypes(before), dtypes(after), strict=True):
+            if old != new and new == dtype:
+                self.conversions.add((old, new))
+
+
+def _with_channels_last(part: Any) -> Any:
+    """Return images (N, C, H, W) in the memory format of channels last, and all else as it is."""
+    if isinstance(part, torch.Tensor) and part.dim() == 4:
+        return part.contiguous(memory_format=torch.channels_last)
+    return part
 
 
 def outputs(net: nn.Module, x: Any) -> Any:
-    """Return the network's outputs for x; a tuple or list is passed as arguments, a dict as keyword
-    arguments.
+    """Return the network's outputs for x.
+
+    A tuple or list is passed as arguments, a dict as keyword arguments.
     """
     if isinstance(x, dict):
         return net(**x)

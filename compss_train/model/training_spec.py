@@ -1,6 +1,6 @@
 """``TrainingSpec``: a network and how it is trained and evaluated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -21,10 +21,7 @@ from compss_train.model.training_step import Step, no_loss
 from compss_train.reports.formatting import Table
 
 Precision = Literal["fp32", "bf16", "fp16"]
-
-
 MemoryFormat = Literal["contiguous", "channels_last"]
-
 
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
@@ -34,8 +31,9 @@ MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
 
 @dataclass(frozen=True)
 class TensorNames:
-    """The kinds of entries in a network's state_dict; a tensor with several names is listed under
-    each of them.
+    """The kinds of entries in a network's state_dict.
+
+    A tensor with several names is listed under each of them.
     """
 
     weights: tuple[str, ...]
@@ -48,19 +46,21 @@ class TensorNames:
     @classmethod
     def of(cls, net: nn.Module) -> Self:
         """Return the names in a network."""
-        first: dict[int, str] = {}
-        stored = {
-            name: first.setdefault(id(each), name)
-            for name, each in net.state_dict(keep_vars=True).items()
+        name_of_tensor: dict[int, str] = {}
+        first_names = {
+            name: name_of_tensor.setdefault(id(tensor), name)
+            for name, tensor in net.state_dict(keep_vars=True).items()
         }
-        named = net.named_parameters(remove_duplicate=False)
+        trained = (
+            name
+            for name, parameter in net.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        )
         buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
         return cls(
-            weights=tuple(
-                name for name, parameter in named if parameter.requires_grad and name in stored
-            ),
-            buffers=frozenset(buffers.intersection(stored)),
-            aliases={name: own for name, own in stored.items() if name != own},
+            weights=tuple(name for name in trained if name in first_names),
+            buffers=frozenset(buffers.intersection(first_names)),
+            aliases={name: first for name, first in first_names.items() if name != first},
         )
 
 
@@ -91,19 +91,17 @@ class TrainingSpec:
     training_step: Step | None = None
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
-    """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and
-    ``loss``.
-    """
+    """Computes the loss of a batch in evaluation; ``None`` as for ``training_step``."""
 
     def float_dtype(self) -> str | None:
-        """Return the dtype of the network's first floating parameter, to which table columns are
-        converted.
+        """Return the dtype to which columns of tables are converted.
 
-        float32 for a network without floating parameters, ``None`` for a dtype that numpy does not
-        have.
+        It is that of the network's first floating-point parameter, float32 if it has none, and
+        ``None`` if numpy does not have this dtype.
         """
-        floating = (each for each in self.net.parameters() if each.is_floating_point())
-        name = str(next(floating, torch.empty(0, dtype=torch.float32)).dtype).removeprefix("torch.")
+        dtypes = (parameter.dtype for parameter in self.net.parameters())
+        dtype = next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
+        name = str(dtype).removeprefix("torch.")
         return name if name in ("float16", "float32", "float64") else None
 
     def check_evaluable(self) -> None:
@@ -117,9 +115,7 @@ class TrainingSpec:
             self.check_forward()
 
     def check_forward(self) -> None:
-        """Raise ``ValueError`` for a network without outputs of its own, such as a dict of
-        modules.
-        """
+        """Raise ``ValueError`` for a network that cannot be called, such as a dict of modules."""
         if not compilation.has_forward(self.net):
             raise ValueError(
                 f"a {type(self.net).__name__} has no forward; call one of its modules, as in "
@@ -134,57 +130,68 @@ class TrainingSpec:
     def summary(self) -> Table:
         """Return a table of what the network holds: trained and frozen parameters, and buffers."""
         tensors = self.net.state_dict()
-        names = self.names
-        kinds = dict.fromkeys(tensors, "frozen") | dict.fromkeys(names.weights, "trained")
-        kinds |= dict.fromkeys(names.buffers, "buffer")
-        distinct = [name for name in tensors if name not in names.aliases]
-        numbers = sum(tensors[name].numel() for name in distinct if kinds[name] != "buffer")
-        trained = sum(tensors[name].numel() for name in distinct if kinds[name] == "trained")
-        size = sum(tensors[name].nbytes for name in distinct) / 1e6
+        kinds = (
+            dict.fromkeys(tensors, "frozen")
+            | dict.fromkeys(self.names.weights, "trained")
+            | dict.fromkeys(self.names.buffers, "buffer")
+        )
+        counts = {"trained": 0, "frozen": 0, "buffer": 0}
+        size = 0
+        for name, tensor in tensors.items():
+            if name not in self.names.aliases:
+                counts[kinds[name]] += tensor.numel()
+                size += tensor.nbytes
         caption = (
-            f"{numbers:,} parameters, {trained:,} of them trained; {size:,.3g} MB in each "
-            "worker's copy"
+            f"{counts['trained'] + counts['frozen']:,} parameters, {counts['trained']:,} of them "
+            f"trained; {size / 1e6:,.3g} MB in each worker's copy"
         )
         return params.table(tensors, caption, kinds)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields only: not what has been computed from them."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def _template(self) -> copies.CopyTemplate:
-        copied = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name != "compile"
+        # Of the fields: a template of this object, which holds the template, would be a cycle.
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "compile"
         }
-        # Not of this object: it would be a cycle.
-        return copies.CopyTemplate(copied, copies.own_entries(self.net))
+        return copies.CopyTemplate(values, copies.own_entries(self.net))
 
     def weightless(self, device: str = "meta") -> Self:
-        """Return a copy without values, for tasks, which receive them apart; on ``"meta"`` without
-        memory, too.
+        """Return a copy whose parameters have no values, for tasks, which receive them apart.
+
+        On ``"meta"`` they have no memory either. What is compiled is shared.
         """
-        # What is compiled is shared.
         return type(self)(**self._template.copy(device), compile=self.compile)
 
-    def copied(self, parameters: params.Parameters, device: str, training: bool) -> Self:
-        """Return a copy with these parameters on a device, which shares nothing with this
-        object.
-        """
-        own = self.weightless(device)
-        augment = own.train_transform and own.train_transform.function
-        metrics = own.measures.metrics.values()
-        measured = (each.metric if isinstance(each, TorchMetric) else each for each in metrics)
-        for part in (own.net, own.loss, own.transform, augment, *measured):
-            if isinstance(part, nn.Module):
-                # To move nothing takes as long as a small layer.
-                if part is not own.net or is_gpu(device):
-                    part.to(device)
-                # What is in evaluation mode inside of it stays so in training.
-                if not (training and part.training):
-                    part.train(training)
-        if own.memory_format != "contiguous":
-            own.net.to(memory_format=MEMORY_FORMATS[own.memory_format])  # type: ignore[call-overload]
-        params.load_into(own.net, parameters)
-        if own.compile is not None and training:
-            own.compile.apply(own.net)
-        return own
+    def copied(self, parameters: params.Parameters, device: str, *, training: bool) -> Self:
+        """Return a copy with these parameters on a device, which shares nothing with this one."""
+        copied = self.weightless(device)
+        for module in _modules_of(copied):
+            # To move nothing takes as long as a small layer.
+            if module is not copied.net or is_gpu(device):
+                module.to(device)
+            # What is in evaluation mode inside of it stays so in training.
+            if not (training and module.training):
+                module.train(training)
+        if copied.memory_format != "contiguous":
+            memory_format = MEMORY_FORMATS[copied.memory_format]
+            copied.net.to(memory_format=memory_format)  # type: ignore[call-overload]
+        params.load_into(copied.net, parameters)
+        if copied.compile is not None and training:
+            copied.compile.apply(copied.net)
+        return copied
+
+
+def _modules_of(spec: TrainingSpec) -> Iterator[nn.Module]:
+    """Iterate over the modules that batches go through: the network first."""
+    parts: list[Any] = [spec.net, spec.loss, spec.transform]
+    if spec.train_transform is not None:
+        parts.append(spec.train_transform.function)
+    for metric in spec.measures.metrics.values():
+        parts.append(metric.metric if isinstance(metric, TorchMetric) else metric)
+    return (part for part in parts if isinstance(part, nn.Module))

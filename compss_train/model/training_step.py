@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Update: TypeAlias = Callable[[str, Tensor, bool], None]
+"""A step of the optimizer of this name, with the gradients of a loss; whether its graph is kept."""
 
 
 @dataclass(kw_only=True)
@@ -17,27 +18,24 @@ class StepContext:
     """What a training or validation step receives besides the network and the batch."""
 
     loss: Callable[..., Tensor]
-    """``build``'s loss with class weights: a function of outputs and targets, in training also of
-    ``weight``.
-    """
+    """``build``'s loss with class weights: of outputs and targets, in training also of weights."""
     weight: Tensor | None = None
     """The weights of the samples if ``sample_weight`` is given."""
     epoch: int = 0
     """The epoch, counted from 0 over all fits."""
     number: int = 0
-    """Number of batches that this worker has trained on since ``build``, including those before a
-    resume.
-    """
+    """Number of batches that this worker has trained on since ``build``, also before a resume."""
     simulations: NDArray[np.int64] | None = None
-    """In ``fit_online``, the number of each sample's simulation: shape (n,), or (n, 2) for pairs of
-    time steps.
+    """In ``fit_online``, the number of each sample's simulation, shape (n,).
 
-    Simulations are counted from 0 in the order of their inputs. Other programs count on from there
-    when they connect, from 2**40 if ``inputs`` has no length.
+    Pairs of time steps have shape (n, 2). Simulations are counted from 0 in the order of their
+    inputs. Other programs count on from there when they connect, from 2**40 if ``inputs`` has no
+    length.
     """
     steps: NDArray[np.int64] | None = None
-    """In ``fit_online``, each sample's time step, or its index in its simulation if it has none;
-    same shape.
+    """In ``fit_online``, each sample's time step, in the shape of ``simulations``.
+
+    A sample without one has its index in its simulation.
     """
     training: bool = True
     """Whether this is a training step."""
@@ -49,17 +47,21 @@ class StepContext:
     """What ``update`` does; ``None`` with one optimizer and in validation."""
 
     def log(self, name: str, value: Any) -> None:
-        """Log a number; each round's record has its mean over the samples, with prefixes of its
-        own.
+        """Log a number: the record of each round has its mean over the samples.
+
+        ``train_`` and ``val_`` at the beginning of the name are left out, as records of validation
+        have a prefix of their own.
         """
         self.logged[name.removeprefix("train_").removeprefix("val_")] = value
 
     def update(self, name: str, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Step one of several optimizers with the clipped gradients of this loss, for its own
-        parameters only.
+        """Step one of several optimizers with the clipped gradients of this loss.
 
-        ``retain_graph=True`` keeps the graph for another ``update`` with the same outputs. Raises
-        ``ValueError`` for an unknown name, and ``RuntimeError`` where the trainer steps by itself.
+        Only the parameters of this optimizer change. ``retain_graph=True`` keeps the graph for
+        another ``update`` with the same outputs.
+
+        Raises ``ValueError`` for an unknown name, and ``RuntimeError`` where the trainer steps by
+        itself.
         """
         if self.apply is None:
             raise RuntimeError(
@@ -72,8 +74,9 @@ class StepContext:
 
 
 Step: TypeAlias = Callable[[nn.Module, Any, StepContext], Any]
-"""A function of the network, a batch ((x, y), or (x,) without y, or what ``collate`` made) and the
-context.
+"""A function of the network, a batch and the context.
+
+The batch is (x, y), or (x,) without y, or what ``collate`` made.
 """
 
 

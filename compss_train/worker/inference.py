@@ -104,7 +104,7 @@ def _result(replica: ModelReplica, batch: Batch) -> StepResult:
     step = replica.validation_step
     context = StepContext(loss=replica.loss, training=False)
     if step is not None:
-        return replica.run_step(step, batch.x, batch.y, context, as_made=batch.as_made)
+        return replica.run_step(step, batch.x, batch.y, context=context, as_made=batch.as_made)
     return replica.measure_loss(batch.x, batch.y)
 
 

@@ -206,7 +206,9 @@ class Stepper:
             optimizers=optimizers or {},
             apply=update,
         )
-        return self._replica.run_step(step, batch.x, batch.y, context, as_made=batch.as_made)
+        return self._replica.run_step(
+            step, batch.x, batch.y, context=context, as_made=batch.as_made
+        )
 
     def _after_step(self) -> None:
         if self._average is not None:

@@ -338,6 +338,17 @@ def test_epoch_hooks_of_a_lightning_style_module_run_on_each_workers_copy(engine
     assert record["val_collected"] == pytest.approx(record["val_loss"], abs=ROUNDING)
 
 
+def test_other_reductions_of_what_is_logged_are_errors(raises):
+    def summed(self, batch, batch_idx):
+        self.log_dict({"ones": 1.0}, reduce_fx="sum")
+        return Lightning.training_step(self, batch, batch_idx)
+
+    with raises(TypeError, "log('ones', reduce_fx='sum')"):
+        trainer_of(lightning_with(training_step=summed)).check_fit(
+            X, Y, num_epochs=1, batch_size=20
+        )
+
+
 def lightning_with(**methods):
     return type("Asking", (Lightning,), methods)()
 
@@ -390,11 +401,25 @@ def test_schedulers_of_configure_optimizers_are_those_of_build(returned, unit):
                 "optimizer": sgd,
                 "lr_scheduler": {"scheduler": halved(sgd), "monitor": "x"},
             },
-            ("monitor val"),
+            "monitor val",
+        ),
+        (
+            lambda sgd: {
+                "optimizer": sgd,
+                "lr_scheduler": {"scheduler": halved(sgd), "frequency": 2},
+            },
+            "frequency 1",
+        ),
+        (
+            lambda sgd: {
+                "optimizer": sgd,
+                "lr_scheduler": {"scheduler": halved(sgd), "opt_idx": 0},
+            },
+            "at most one scheduler",
         ),
     ],
 )
-def test_more_than_one_optimizer_is_an_error(returned, name, raises):
+def test_other_results_of_configure_optimizers_are_errors(returned, name, raises):
     def configure(self):
         return returned(torch.optim.SGD(self.parameters(), lr=0.1))
 
