@@ -8,18 +8,15 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from compss_train._utils.validation import (
-    warn_user,
-)
+from compss_train._utils.validation import warn_user
 
 
 @dataclass(frozen=True)
 class BoundOptimizer:
-    """An optimizer over a network's parameters, to be copied for every copy of the network, without
-    its state.
+    """An optimizer over a network's parameters, from which those of its copies are made.
 
-    It is pickled and copied together with the network, so that ``parameters`` stay those of the
-    network's copy.
+    They have its groups and options, but not its state. It is pickled and copied together with the
+    network, so that ``parameters`` stay those of the network's copy.
     """
 
     kind: type[torch.optim.Optimizer]
@@ -31,9 +28,7 @@ class BoundOptimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, net: nn.Module) -> Self:
-        """Return an optimizer over the parameters of ``net``; raise ``ValueError`` for other
-        parameters.
-        """
+        """Return an optimizer over parameters of ``net``; raise ``ValueError`` for others."""
         if not is_over(optimizer, net):
             raise ValueError(
                 f"the {type(optimizer).__name__} has other parameters than those of the network, "
@@ -45,28 +40,30 @@ class BoundOptimizer:
                 "are used, but not its momentum and counts"
             )
         groups = [
-            {name: each for name, each in group.items() if name != "params"}
+            {name: option for name, option in group.items() if name != "params"}
             for group in optimizer.param_groups
         ]
-        own = {
-            name: each
-            for name, each in vars(optimizer).items()
+        attributes = {
+            name: value
+            for name, value in vars(optimizer).items()
             if name != "step" and "hook" not in name
         }
+        attributes["state"] = defaultdict(dict)
         return cls(
-            type(optimizer), groups, own | {"state": defaultdict(dict)}, list(net.parameters())
+            type(optimizer), groups, attributes=attributes, parameters=list(net.parameters())
         )
 
     def of_module(self, net: nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer over the parameters of ``net``, a copy of the network."""
         pairs = zip(self.parameters, net.parameters(), strict=True)
-        made = self.kind.__new__(self.kind)
-        made.__setstate__(copy.deepcopy(self.attributes, {id(own): new for own, new in pairs}))
-        return made
+        copies = {id(parameter): copied for parameter, copied in pairs}
+        optimizer = self.kind.__new__(self.kind)
+        optimizer.__setstate__(copy.deepcopy(self.attributes, copies))
+        return optimizer
 
 
 def is_over(optimizer: torch.optim.Optimizer, net: nn.Module) -> bool:
     """Return whether an optimizer has parameters, and only of this network."""
-    own = {id(parameter) for parameter in net.parameters()}
-    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return bool(given) and all(id(parameter) in own for parameter in given)
+    of_network = {id(parameter) for parameter in net.parameters()}
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return bool(stepped) and stepped <= of_network

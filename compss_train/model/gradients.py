@@ -7,11 +7,13 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from compss_train._utils.validation import (
-    check_choice,
-    check_count,
-    check_positive,
-)
+from compss_train._utils.validation import check_choice, check_count, check_positive
+
+_LEAST_NORM_OF_WEIGHTS = 1e-3
+"""In adaptive clipping, the least norm of a unit's weights: 0 would not let them be trained."""
+
+_LEAST_NORM_OF_GRADIENT = 1e-6
+"""In adaptive clipping, the least norm of a unit's gradient, by which limits are divided."""
 
 OnNan = Literal["raise", "skip", "ignore"]
 
@@ -46,14 +48,18 @@ class Gradients:
     on_nan: OnNan = "raise"
 
     def __post_init__(self) -> None:
-        names = ("clip_norm", "clip_value", "clip_adaptive")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        for name, value in given.items():
-            check_positive(name, value)
-        if len(given) > 1:
-            both = " and ".join(f"{name}={value}" for name, value in given.items())
+        limits = {
+            "clip_norm": self.clip_norm,
+            "clip_value": self.clip_value,
+            "clip_adaptive": self.clip_adaptive,
+        }
+        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        for name, limit in limits.items():
+            check_positive(name, limit)
+        if len(limits) > 1:
+            options = " and ".join(f"{name}={limit}" for name, limit in limits.items())
             raise ValueError(
-                f"{both}: give at most one of them, the largest norm of all gradients together, "
+                f"{options}: give at most one of them, the largest norm of all gradients together, "
                 "the largest absolute value of each element or the largest norm of each unit's "
                 "gradient to that of its weights"
             )
@@ -69,20 +75,14 @@ class Gradients:
         if self.clip_adaptive is not None:
             for parameter in parameters:
                 if parameter.grad is not None:
-                    weights, gradient = (
-                        _unit_norms(each.detach()) for each in (parameter, parameter.grad)
-                    )
-                    limits = self.clip_adaptive * weights.clamp(min=_LEAST_WEIGHTS)
-                    parameter.grad.mul_((limits / gradient.clamp(min=_LEAST_GRADIENT)).clamp(max=1))
+                    _clip_units(parameter.detach(), parameter.grad, self.clip_adaptive)
 
 
-_LEAST_WEIGHTS = 1e-3
-
-
-_LEAST_GRADIENT = 1e-6
-"""Norms of a unit's weights and gradient in adaptive clipping: weights of 0 could not be trained
-otherwise.
-"""
+def _clip_units(weights: torch.Tensor, gradient: torch.Tensor, ratio: float) -> None:
+    """Limit the norm of each unit's gradient to a ratio of the norm of its weights, in place."""
+    limits = ratio * _unit_norms(weights).clamp(min=_LEAST_NORM_OF_WEIGHTS)
+    norms = _unit_norms(gradient.detach()).clamp(min=_LEAST_NORM_OF_GRADIENT)
+    gradient.mul_((limits / norms).clamp(max=1))
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:

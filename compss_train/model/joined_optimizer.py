@@ -15,24 +15,23 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.optimizers = dict(optimizers)
-        super().__init__(
-            [group for each in self.optimizers.values() for group in each.param_groups], {}
-        )
-        for each in self.optimizers.values():
-            self.state.update(each.state)
+        groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+        super().__init__(groups, {})
+        for optimizer in optimizers.values():
+            self.state.update(optimizer.state)
         self._share()
 
     def _share(self) -> None:
         """Share this object's parameter groups and state with the single optimizers."""
         groups = iter(self.param_groups)
-        for each in self.optimizers.values():
-            each.param_groups = [next(groups) for _ in each.param_groups]
-            each.state = self.state
+        for optimizer in self.optimizers.values():
+            optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
+            optimizer.state = self.state
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step all optimizers."""
-        for each in self.optimizers.values():
-            each.step(closure)
+        for optimizer in self.optimizers.values():
+            optimizer.step(closure)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""

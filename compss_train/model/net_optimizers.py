@@ -6,7 +6,7 @@ would keep no state for them.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,9 +28,7 @@ from compss_train.model.optimizers import (
 )
 
 Groups = Mapping[str, Mapping[str, Any]]
-"""Options by patterns of dotted names, such as ``"layer4.*"``, or by prefixes, such as
-``"layer4"``.
-"""
+"""Options by patterns of dotted names, as ``"layer4.*"``, or by their prefixes, as ``"layer4"``."""
 
 
 def trainable(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -49,45 +47,54 @@ class GroupedOptimizer:
     """In torch's names of options. Where patterns overlap, later ones win."""
 
     def of_module(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer; raise ``ValueError`` for a pattern without a parameter, and unknown
-        options.
+        """Return the optimizer.
+
+        Raises ``ValueError`` for a pattern that matches no parameter, and for an unknown option.
         """
+        groups = [
+            self._group(patterns, parameters)
+            for patterns, parameters in self._members(net).items()
+            if parameters
+        ]
+        optimizer = self.factory(groups)
+        for options in self.groups.values():
+            for option in options:
+                if option not in optimizer.defaults:
+                    known = ", ".join(optimizer.defaults)
+                    raise ValueError(
+                        f"groups has the option {option!r}; {type(optimizer).__name__} has {known}"
+                    )
+        return optimizer
+
+    def _members(self, net: nn.Module) -> dict[tuple[str, ...], list[nn.Parameter]]:
+        """Return the trained parameters by all patterns that they match."""
         members: dict[tuple[str, ...], list[nn.Parameter]] = {(): []}
         for pattern in self.groups:  # so that groups have the order of the patterns
             members.setdefault((pattern,), [])
-        for name, parameter in trainable(net):
+        parameters = trainable(net)
+        unused = dict.fromkeys(self.groups)
+        for name, parameter in parameters:
             patterns = tuple(pattern for pattern in self.groups if matches(name, pattern))
             members.setdefault(patterns, []).append(parameter)
-        used = {
-            pattern
-            for patterns, parameters in members.items()
-            if parameters
-            for pattern in patterns
-        }
-        if unused := [pattern for pattern in self.groups if pattern not in used]:
-            some = ", ".join(name for name, _ in trainable(net)[:5])
+            for pattern in patterns:
+                unused.pop(pattern, None)
+        if unused:
+            names = ", ".join(name for name, _ in parameters[:5])
             raise ValueError(
-                f"groups has {unused[0]!r}, which matches no trained parameter; the first are "
-                f"{some}; give a prefix of dotted names, or a pattern such as 'layer4.*' or "
+                f"groups has {next(iter(unused))!r}, which matches no trained parameter; the first "
+                f"are {names}; give a prefix of dotted names, or a pattern such as 'layer4.*' or "
                 "'*.bias'"
             )
-        made = [
-            {
-                "params": own,
-                **({"name": "+".join(each.strip("*.") or each for each in key)} if key else {}),
-            }
-            | {option: value for pattern in key for option, value in self.groups[pattern].items()}
-            for key, own in members.items()
-            if own
-        ]
-        optimizer = self.factory(made)
-        for option in (option for options in self.groups.values() for option in options):
-            if option not in optimizer.defaults:
-                known = ", ".join(optimizer.defaults)
-                raise ValueError(
-                    f"groups has the option {option!r}; {type(optimizer).__name__} has {known}"
-                )
-        return optimizer
+        return members
+
+    def _group(self, patterns: Sequence[str], parameters: list[nn.Parameter]) -> dict[str, Any]:
+        """Return a group as torch takes it, with the options of its patterns."""
+        group: dict[str, Any] = {"params": parameters}
+        if patterns:
+            group["name"] = "+".join(pattern.strip("*.") or pattern for pattern in patterns)
+        for pattern in patterns:
+            group.update(self.groups[pattern])
+        return group
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -101,27 +108,28 @@ class SeveralOptimizers:
     def __init__(self, factories: Mapping[str, "NetOptimizer"]) -> None:
         self.factories = dict(factories)
 
-    def of_module(self, net: nn.Module) -> "JoinedOptimizer":
-        """Return the optimizers, joined; raise ``ValueError`` for parameters that two of them would
-        train.
+    def of_module(self, net: nn.Module) -> JoinedOptimizer:
+        """Return the optimizers, joined.
+
+        Raises ``ValueError`` for parameters that two of them would train.
         """
         modules = dict(net.named_modules())
-        owner: dict[int, str] = {}
+        owners: dict[int, str] = {}
         for name in self.factories:
             for parameter in modules[name].parameters():
-                if (other := owner.setdefault(id(parameter), name)) != name:
+                owner = owners.setdefault(id(parameter), name)
+                if owner != name:
                     raise ValueError(
-                        f"the optimizers {other!r} and {name!r} would train the same parameters"
+                        f"the optimizers {owner!r} and {name!r} would train the same parameters"
                     )
-        made = {
+        optimizers = {
             name: make_optimizer(factory, modules[name]) for name, factory in self.factories.items()
         }
-        for name, optimizer in made.items():
+        for name, optimizer in optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
-                group["name"] = (
-                    f"{name}/{group.get('name', number)}" if number or "name" in group else name
-                )
-        return JoinedOptimizer(made)
+                has_own_name = number > 0 or "name" in group
+                group["name"] = f"{name}/{group.get('name', number)}" if has_own_name else name
+        return JoinedOptimizer(optimizers)
 
     def __repr__(self) -> str:
         return repr(self.factories)
@@ -129,22 +137,20 @@ class SeveralOptimizers:
 
 _OfModule: TypeAlias = SeveralOptimizers | ConfiguredOptimizer | GroupedOptimizer | BoundOptimizer
 
-
 NetOptimizer: TypeAlias = OptimizerFactory | _OfModule
+"""Makes an optimizer, of parameters or of a module: ``make_optimizer`` calls it."""
 
 
 def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimizer:
-    """Return a new optimizer of a network or of one of its modules; frozen parameters are left
-    out.
-    """
+    """Return a new optimizer of a network or of one of its modules, without frozen parameters."""
     if isinstance(factory, _OfModule):
         return factory.of_module(net)
     named: Any = trainable(net)
-    made = factory.func if isinstance(factory, partial) else factory
+    function = factory.func if isinstance(factory, partial) else factory
+    is_of_torch = isinstance(function, type) and function.__module__.startswith("torch.optim.")
     takes_names = False
-    # To inspect the signature of torch's own optimizers would take a tenth of the time of a small
-    # task.
-    if not (isinstance(made, type) and made.__module__.startswith("torch.optim.")):
+    # To inspect those of torch would take a tenth of the time of a small task.
+    if not is_of_torch:
         with suppress(TypeError, ValueError):  # of a callable that is not written in Python
             takes_names = "named_parameters" in inspect.signature(factory).parameters
     return factory(named if takes_names else [parameter for _, parameter in named])
@@ -152,13 +158,11 @@ def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimiz
 
 @lru_cache(maxsize=16)  # the inspection takes as long as a small layer
 def needs_closure(step: Callable[..., Any]) -> bool:
-    """Return whether the ``step`` of a class requires a closure that evaluates the loss, as that of
-    LBFGS does.
-    """
+    """Return whether the ``step`` of a class needs a closure of the loss, as that of LBFGS does."""
     _, *parameters = inspect.signature(step).parameters.values()
     return any(
-        each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-        for each in parameters
+        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        for parameter in parameters
     )
 
 
@@ -174,67 +178,72 @@ def net_optimizer(
         return BoundOptimizer.of(spec, net)
     if isinstance(spec, Mapping) and "optimizer" in spec:
         return _from_dict(spec, net)
-    given: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
-    several = (
-        isinstance(each, Mapping | torch.optim.Optimizer) or callable(each)
-        for each in given.values()
+    specs: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
+    are_optimizers = all(
+        isinstance(value, Mapping | torch.optim.Optimizer) or callable(value)
+        for value in specs.values()
     )
-    if not given or not all(several):
+    if not specs or not are_optimizers:
         return optimizer_factory(spec)
     modules = dict(net.named_modules())
-    if unknown := [name for name in given if name not in modules or not name]:
-        children = ", ".join(name for name, _ in net.named_children())
-        raise ValueError(
-            f"optimizer= has {unknown[0]!r}, which is not a module of the network; its modules "
-            f"are {children}"
-        )
+    for name in specs:
+        if not name or name not in modules:
+            children = ", ".join(child for child, _ in net.named_children())
+            raise ValueError(
+                f"optimizer= has {name!r}, which is not a module of the network; its modules "
+                f"are {children}"
+            )
     return SeveralOptimizers(
-        {name: net_optimizer(each, modules[name]) for name, each in given.items()}
+        {name: net_optimizer(value, modules[name]) for name, value in specs.items()}
     )
 
 
 def _from_dict(spec: Mapping[str, Any], net: nn.Module) -> NetOptimizer:
-    """Return the factory of a dict with ``"optimizer"``, which may have ``"groups"`` or torch's
-    ``"params"``.
+    """Return the factory of a dict with ``"optimizer"``.
+
+    It may have ``"groups"``, options by pattern, or ``"params"``, groups as torch takes them.
     """
-    plain = {key: value for key, value in spec.items() if key not in ("groups", "params")}
-    factory = optimizer_factory(plain)
-    groups = spec.get("groups")
+    common = {key: value for key, value in spec.items() if key not in ("groups", "params")}
+    factory = optimizer_factory(common)
     if "params" in spec:
         return BoundOptimizer.of(factory(spec["params"]), net)
+    groups = spec.get("groups")
     if groups is None:
         return factory
     if not isinstance(groups, Mapping) or not all(
-        isinstance(each, Mapping) for each in groups.values()
+        isinstance(options, Mapping) for options in groups.values()
     ):
         raise TypeError(
             f'groups={groups!r}: give options by pattern, such as {{"layer4.*": {{"lr": 0.01}}}}'
         )
     betas = getattr(factory, "keywords", {}).get("betas", BETAS)
-    options = {
-        pattern: in_torch(spec["optimizer"], given, betas) for pattern, given in groups.items()
+    translated = {
+        pattern: in_torch(spec["optimizer"], options, betas) for pattern, options in groups.items()
     }
-    return GroupedOptimizer(factory, options)
+    return GroupedOptimizer(factory, translated)
 
 
-def bound_to_copy(factory: NetOptimizer, net: nn.Module, own: nn.Module) -> NetOptimizer:
-    """Return the factory for ``own``, a copy of ``net``, where it makes optimizers over ``net``
-    itself.
+def bound_to_copy(factory: NetOptimizer, net: nn.Module, copied: nn.Module) -> NetOptimizer:
+    """Return the factory with which ``copied``, a copy of ``net``, has its own optimizers.
+
+    Factories that make optimizers of ``net`` itself are replaced.
     """
     if isinstance(factory, SeveralOptimizers):
         modules = dict(net.named_modules())
-        copies = dict(own.named_modules())
-        parts = {
-            name: bound_to_copy(each, modules[name], copies[name])
-            for name, each in factory.factories.items()
-        }
-        return SeveralOptimizers(parts)
+        copied_modules = dict(copied.named_modules())
+        return SeveralOptimizers(
+            {
+                name: bound_to_copy(member, modules[name], copied_modules[name])
+                for name, member in factory.factories.items()
+            }
+        )
     if isinstance(factory, ConfiguredOptimizer | GroupedOptimizer):
         return factory
-    made = make_optimizer(factory, own)
+    optimizer = make_optimizer(factory, copied)
     if isinstance(factory, BoundOptimizer):
-        return BoundOptimizer.of(made, own)
+        return BoundOptimizer.of(optimizer, copied)
     # A function that closes over the network.
-    if isinstance(made, torch.optim.Optimizer) and is_over(made, net):
-        return BoundOptimizer.of(BoundOptimizer.of(made, net).of_module(own), own)
+    if isinstance(optimizer, torch.optim.Optimizer) and is_over(optimizer, net):
+        optimizer = BoundOptimizer.of(optimizer, net).of_module(copied)
+        return BoundOptimizer.of(optimizer, copied)
     return factory

@@ -8,40 +8,33 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from compss_train._utils.validation import (
-    suggestion,
-)
+from compss_train._utils.validation import suggestion
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
 
 OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory | torch.optim.Optimizer
 """What ``build(optimizer=...)`` takes for a network, or for one of its modules."""
 
-
-_NAMED: dict[str, type[torch.optim.Optimizer]] = {
-    each.__name__.lower(): each
-    for each in vars(torch.optim).values()
-    if isinstance(each, type)
-    and issubclass(each, torch.optim.Optimizer)
-    and each is not torch.optim.Optimizer
+_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
+    value.__name__.lower(): value
+    for value in vars(torch.optim).values()
+    if isinstance(value, type)
+    and issubclass(value, torch.optim.Optimizer)
+    and value is not torch.optim.Optimizer
 }
 """Torch's optimizers by their names in lower case, which EDDL has too."""
 
-
-_EDDLS = {
+_TORCH_NAMES = {
     "beta_1": "betas",
     "beta_2": "betas",
     "epsilon": "eps",
     "rho": "alpha",
     "schedule_decay": "momentum_decay",
 }
-"""EDDL's names of parameters that have other names in torch, unless torch's class has EDDL's name,
-too.
-"""
-
+"""Torch's names of parameters by EDDL's. Some of torch's classes have EDDL's name themselves."""
 
 BETAS = (0.9, 0.999)
+"""The betas of most of torch's optimizers by default."""
 
 
 def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
@@ -68,26 +61,29 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
     name = arguments.pop("optimizer", None)
     if isinstance(name, type) and issubclass(name, torch.optim.Optimizer):
         return partial(name, **arguments)
-    if not isinstance(name, str) or name not in _NAMED:
+    if not isinstance(name, str) or name not in _CLASSES:
         problem = "no 'optimizer' in the dict" if name is None else f"unknown optimizer {name!r}"
-        hint = suggestion(name, _NAMED) if isinstance(name, str) else ""
+        hint = suggestion(name, _CLASSES) if isinstance(name, str) else ""
         raise ValueError(
-            f"{problem}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}"
+            f"{problem}; choose one of {', '.join(_CLASSES)} or a torch.optim.Optimizer class{hint}"
         )
     return _from_name(name, arguments)
 
 
 def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
-    torch_class = _NAMED[name]
-    defaults = {
-        key: each.default for key, each in inspect.signature(torch_class).parameters.items()
-    }
+    """Return the factory of torch's optimizer of this name; raise ``ValueError`` as above."""
+    optimizer_class = _CLASSES[name]
+    signature = inspect.signature(optimizer_class)
+    defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
     del defaults["params"]
-    accepted = [
-        *defaults,
-        *(eddl for eddl, own in _EDDLS.items() if own in defaults and eddl not in defaults),
+    names_of_eddl = [
+        key
+        for key, torch_name in _TORCH_NAMES.items()
+        if torch_name in defaults and key not in defaults
     ]
-    if unknown := [key for key in arguments if key not in accepted]:
+    accepted = [*defaults, *names_of_eddl]
+    unknown = [key for key in arguments if key not in accepted]
+    if unknown:
         hint = suggestion(unknown[0], accepted)
         raise ValueError(
             f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{hint}"
@@ -98,14 +94,15 @@ def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
     for key, value in translated.items():
         if isinstance(value, str) and not key.endswith("_fn"):
             raise ValueError(f"optimizer {name!r} takes numbers, and {key}={value!r} is a string")
-        pair = defaults[key]
-        if isinstance(pair, tuple) and not (
-            isinstance(value, list | tuple) and len(value) == len(pair)
-        ):
-            raise ValueError(
-                f"optimizer {name!r} has {key}={value!r}; give {len(pair)} numbers, such as {pair}"
-            )
-    return partial(torch_class, **translated)
+        default = defaults[key]
+        if isinstance(default, tuple):
+            size = len(default)
+            if not isinstance(value, list | tuple) or len(value) != size:
+                raise ValueError(
+                    f"optimizer {name!r} has {key}={value!r}; give {size} numbers, such as "
+                    f"{default}"
+                )
+    return partial(optimizer_class, **translated)
 
 
 def in_torch(
@@ -116,18 +113,19 @@ def in_torch(
     ``betas`` are those of which only one may be given. Raises ``ValueError`` for both names of one
     parameter.
     """
-    if not isinstance(name, str) or name not in _NAMED:
+    if not isinstance(name, str) or name not in _CLASSES:
         return dict(arguments)
-    own = inspect.signature(_NAMED[name]).parameters
+    torch_parameters = inspect.signature(_CLASSES[name]).parameters
     translated = dict[str, Any]()
     for key, value in arguments.items():
-        renamed = key if key in own else _EDDLS.get(key, key)
-        if renamed != key and renamed in arguments:
+        torch_name = key if key in torch_parameters else _TORCH_NAMES.get(key, key)
+        if torch_name != key and torch_name in arguments:
             raise ValueError(
-                f"optimizer {name!r} has {key} and {renamed}, two names of the "
+                f"optimizer {name!r} has {key} and {torch_name}, two names of the "
                 "same; give one of them"
             )
-        translated[renamed] = tuple(value) if isinstance(value, list) else value
+        translated[torch_name] = tuple(value) if isinstance(value, list) else value
     if "betas" in translated and "betas" not in arguments:
-        translated["betas"] = arguments.get("beta_1", betas[0]), arguments.get("beta_2", betas[1])
+        first, second = betas
+        translated["betas"] = (arguments.get("beta_1", first), arguments.get("beta_2", second))
     return translated
