@@ -47,22 +47,22 @@ class ChosenInputs(Inputs):
         """By simulation, what each worker has reported of it last."""
 
     def _next_value(self) -> Any:
-        begun = len(self.samples)
-        if begun < len(self._table):  # an earlier program has drawn it
-            return self._table.inputs[begun]
+        simulation = len(self.samples)
+        if simulation < len(self._table):  # an earlier program has drawn it
+            return self._table.inputs[simulation]
         self._predictor.renew()
         name = type(self._sampler).__name__
         with calls.intra_op_threads(1):  # workers train on the other cores
             value = self._sampler.next(self._table)
         if value is None:
-            if not begun:
+            if not simulation:
                 raise ValueError(f"{name} returned no input at all: make a new one for each fit")
             raise StopIteration
         to_json(value, f"the input that {name} returned", {})
-        if not begun:
+        if not simulation:
             to_json(self._sampler.state_dict(), f"{name}.state_dict()", {})
         plain = map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, value)
-        self._on_draw({"simulation": begun, "input": plain, "origin": self._sampler.origin})
+        self._on_draw({"simulation": simulation, "input": plain, "origin": self._sampler.origin})
         self._table.begin(value)
         return value
 

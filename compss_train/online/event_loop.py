@@ -70,12 +70,12 @@ class EventLoop:
                 self.handle(received)
                 received = self.server.next(0)
             self._check()
-        done = self.workers.all_done
+        all_done = self.workers.all_done
         save = self.ending.last_save
-        failure = self._failure() if done else None
+        failure = self._failure() if all_done else None
         self.sources.runs.stop()
         self.sources.senders.stop(goes_on=save is not None and self.ending.urgent)
-        if done:
+        if all_done:
             self.workers.finish()
             if self.keeps_saves and self.ending.reason is None and failure is None:
                 self.sources.runs.forget_given_up()
@@ -141,7 +141,7 @@ class EventLoop:
     ) -> None:
         worker = self.workers.of(client)
         try:
-            outcome = self.workers.handle(worker, client, header, arrays)
+            outcome = self.workers.handle(worker, client, header, arrays=arrays)
         except DivergedError as error:
             if error.sample is not None:
                 stream, step, name = error.sample

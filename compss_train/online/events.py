@@ -93,16 +93,16 @@ class EventServer(Closable):
         client = received[0]
         try:
             with parsing():
-                lost = self._replaced(client.greeting, tasks=server is self._tasks)
+                lost_clients = self._replaced(client.greeting, tasks=server is self._tasks)
         except MessageError as error:
             client.refuse(error)
             return False
         self._clients.add(client)
         # A fork takes a place within milliseconds.
-        self._held += [(replaced, None, []) for replaced in lost]
-        if lost:
+        self._held += [(replaced, None, []) for replaced in lost_clients]
+        if lost_clients:
             self._held.append(received)
-        return not lost
+        return not lost_clients
 
     def _replaced(self, greeting: Header, *, tasks: bool) -> list[Client]:
         """Return the lost clients whose place a new one takes.
@@ -117,12 +117,12 @@ class EventServer(Closable):
             return []
         if not isinstance(number, int | None):
             raise MessageError(f"number {number!r} of a {role}; give an integer")
-        lost: list[Client] = []
+        lost_clients: list[Client] = []
         for client in self._clients:
             place = (client.greeting["role"], client.greeting.get("number"))
             if place == (role, number) and not client.send({}):
-                lost.append(client)
-        return lost
+                lost_clients.append(client)
+        return lost_clients
 
     def _is_known(self, client: Client, header: Header | None) -> bool:
         """Return whether a client has a role and is not lost; forget it with its loss."""

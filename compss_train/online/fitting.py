@@ -132,7 +132,7 @@ class OnlineFit(Fit, FitRun):
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
         """Let the trainer and this fit be as they were at a save."""
         session = self.session
-        study = saves.check_same_study(checkpoint, self.options, self.simulations, session)
+        study = saves.check_same_study(checkpoint, self.options, self.simulations, session=session)
         setting = resume_checks.setting_of(session)
         resume_checks.check_trainer(checkpoint, session, setting)
         if not study.is_complete and self.simulations.sampler is None:
@@ -150,10 +150,10 @@ class OnlineFit(Fit, FitRun):
 
     def _warn_of_end(self, study: saves.SavedStudy) -> None:
         given_up = int((np.array(study.simulations["samples"]) == FAILED).sum())
-        lost = f"; {given_up} of its simulations were given up" if given_up else ""
+        remark = f"; {given_up} of its simulations were given up" if given_up else ""
         warn_user(
             f"{self.session.model.resumed_from} is the end of its study: nothing is left to "
-            f"train{lost}; to train on other inputs give trainer.restore this folder, "
+            f"train{remark}; to train on other inputs give trainer.restore this folder, "
             "and fit_online no resume="
         )
 

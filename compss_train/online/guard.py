@@ -58,11 +58,13 @@ def processes() -> dict[int, tuple[str, int, int]]:
 
 def descendants(process: int) -> list[int]:
     """Return the ids of all descendants of a process, without guards and what they run."""
-    known = processes()
+    running = processes()
     family = [process]
     for member in family:  # grows while it is iterated over
         family += [
-            child for child, (name, parent, _) in known.items() if parent == member and name != NAME
+            child
+            for child, (name, parent, _) in running.items()
+            if parent == member and name != NAME
         ]
     return family[1:]
 

@@ -54,10 +54,10 @@ class Inputs:
 
     def end(self, simulation: int, samples: int) -> None:
         """Record a simulation's number of samples, also ``BEGUN`` (again) and ``FAILED``."""
-        before = self.samples[simulation]
+        earlier_samples = self.samples[simulation]
         self.samples[simulation] = samples
-        self.done += (samples >= 0) - (before >= 0)
-        self.failed += (samples == FAILED) - (before == FAILED)
+        self.done += (samples >= 0) - (earlier_samples >= 0)
+        self.failed += (samples == FAILED) - (earlier_samples == FAILED)
 
     def give_up(self, simulation: int, value: Any) -> None:
         """Record that a simulation was given up."""

@@ -53,8 +53,8 @@ class OnlineJob:
 
     def routed(self, worker: int, stream: int, samples: range) -> int:
         """Return how many of some successive samples of a stream a worker gets."""
-        first = worker_of(stream, samples.start, self.num_workers, whole=self.paired)
-        ahead = (worker - first) % self.num_workers
+        first_worker = worker_of(stream, samples.start, self.num_workers, whole=self.paired)
+        ahead = (worker - first_worker) % self.num_workers
         if self.paired:
             return 0 if ahead else len(samples)
         return len(samples[ahead :: self.num_workers])
@@ -66,10 +66,10 @@ class OnlineJob:
             y = drawn.get("y")
             simulations, steps = drawn[NUMBERS].T
         else:
-            made = self.options.pairing(*drawn)
-            parts = made if isinstance(made, tuple) and len(made) < 3 else (made,)
+            result = self.options.pairing(*drawn)
+            parts = result if isinstance(result, tuple) and len(result) < 3 else (result,)
             x = parts[0]
             y = parts[1] if len(parts) > 1 else None
             simulations = np.stack([time_step.simulation for time_step in drawn], 1)
             steps = np.stack([time_step.step for time_step in drawn], 1)
-        return Batch(0, worker, position, x, y, simulations=simulations, steps=steps)
+        return Batch(0, worker, position, x=x, y=y, simulations=simulations, steps=steps)

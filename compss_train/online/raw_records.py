@@ -56,7 +56,7 @@ def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str
     """
     layout = record_dtype(options.x, options.y, options.dtype, steps=options.steps)
     solver: SolverProcess | None = None
-    sent = 0
+    samples = 0
     with ExitStack() as stack:
         if options.solver is not None:
             solver = stack.enter_context(SolverProcess(options.solver, piped=True))
@@ -68,14 +68,14 @@ def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str
                 for record in records:
                     arrays = [record[name] for name in ("x", "y") if name in (layout.names or ())]
                     sender.send(*arrays, step=int(record["step"]) if options.steps else None)
-                    sent += 1
-                if options.samples not in (None, sent):
-                    raise ValueError(f"{sent} samples in place of --samples {options.samples}")
+                    samples += 1
+                if options.samples not in (None, samples):
+                    raise ValueError(f"{samples} samples in place of --samples {options.samples}")
         except FitLostError as error:
-            raise ConnectionError(f"{error} after {sent} samples of this stream") from error
+            raise ConnectionError(f"{error} after {samples} samples of this stream") from error
         except TrainingEndedError:
-            return f"training has ended after {sent} samples of this stream"
-    summary = f"{sent} samples sent"
+            return f"training has ended after {samples} samples of this stream"
+    summary = f"{samples} samples sent"
     if solver is None and options.samples is None:
         summary += (
             "; if the solver has failed, nobody knows: give --samples N, or the solver after --"

@@ -177,8 +177,8 @@ class Receiver(Closable):
     def _greet(self, client: Client, greeting: Header) -> None:
         sender = _Sender(number_in(greeting, "stream"))
         self._senders[client] = sender
-        first = self._offsets.get(sender.stream, 0)
-        client.send({"next": first, "credit": self._grant(sender)})
+        next_sample = self._offsets.get(sender.stream, 0)
+        client.send({"next": next_sample, "credit": self._grant(sender)})
 
     def _receive(self, sender: _Sender, header: Header, arrays: list[ReceivedArray]) -> None:
         if sender.refused:
@@ -242,16 +242,16 @@ class Receiver(Closable):
             client.send({"ended": True})
             return True
         try:
-            put = self._put(sender.stream, _next_burst(sender.samples))
+            samples = self._put(sender.stream, _next_burst(sender.samples))
         except Exception as error:
             self._put_failed(client, sender, error)
             return False
-        for _ in range(put):
+        for _ in range(samples):
             sender.samples.popleft()
         credit = self._grant(sender)
         if credit:
             client.send({"credit": credit})
-        return put > 0
+        return samples > 0
 
     def _put_failed(self, client: Client, sender: _Sender, error: Exception) -> None:
         """Refuse the samples of a sender: they do not fit, or none can be put any more."""
@@ -272,21 +272,21 @@ class Receiver(Closable):
         Return how many are done with.
         """
         offset = self._offsets.get(stream, 0)
-        new = [sample for sample in burst if sample.number >= offset]
-        if self._discarding.is_set() or not new:
+        samples = [sample for sample in burst if sample.number >= offset]
+        if self._discarding.is_set() or not samples:
             return len(burst)
-        stacked_samples = self._stack(stream, new)
-        put = len(new)
+        stacked_samples = self._stack(stream, samples)
+        stored = len(samples)
         with self._turn:  # a snapshot that waits comes first
             pass
         with self._putting:
             try:
                 self._buffer.put_many(stacked_samples, timeout=_TICK)
             except BaseException as error:
-                put = getattr(error, "stored", 0)
+                stored = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):
                     raise MessageError(
-                        f"sample {new[0].number} has {_described(error.leaves)}, where "
+                        f"sample {samples[0].number} has {_described(error.leaves)}, where "
                         f"samples before it have {_described(error.expected)}; all samples of a "
                         "study need one shape and dtype"
                     ) from None
@@ -296,9 +296,9 @@ class Receiver(Closable):
                 elif not isinstance(error, BufferFullError) or error.final:
                     raise
             finally:
-                if put:
-                    self._offsets[stream] = new[put - 1].number + 1
-        return len(burst) - len(new) + put
+                if stored:
+                    self._offsets[stream] = samples[stored - 1].number + 1
+        return len(burst) - len(samples) + stored
 
     def _stack(self, stream: int, samples: list[_Sample]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""

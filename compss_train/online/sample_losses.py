@@ -34,8 +34,9 @@ class SampleLosses:
         self._simulations = saved["simulations"]
         """The simulations that were trained, in order."""
         self._totals = saved["totals"]
-        """For each of them how many samples were trained, and of samples that do not come again the
-        number and the sums of loss and excess.
+        """For each of them how often its samples were trained, and sums of those that are gone.
+
+        Of samples that do not come again these are the number, the loss and the excess.
         """
         self._samples = saved["samples"]
         """Simulation and step of the samples that may come again, in order."""

@@ -144,12 +144,12 @@ def check_same_study(
         raise ValueError(
             f"{path} is not a save of fit_online, so it cannot be resumed; use {method}"
         )
-    before = snapshot.study["options"]
-    now = described_options(options, simulations, session)
+    saved_options = snapshot.study["options"]
+    present_options = described_options(options, simulations, session)
     differences = [
-        f"{name} was {before.get(name)}, and is {now.get(name)}"
-        for name in {**now, **before}
-        if before.get(name) != now.get(name)
+        f"{name} was {saved_options.get(name)}, and is {present_options.get(name)}"
+        for name in {**present_options, **saved_options}
+        if saved_options.get(name) != present_options.get(name)
     ]
     if differences:
         raise ValueError(

@@ -92,14 +92,14 @@ class SampleSender(Closable):
             f"{self._name!r} waits until it is started again, and goes on; interrupt this program "
             "if it will not be"
         )
-        sent = self._stream.sent
+        samples = self._stream.sent
         self._stream.close()
         self._stream = open_stream(self._address, self._greeting, math.inf)
-        lost = self._stream.go_on(sent)
-        if lost:
+        lost_samples = self._stream.go_on(samples)
+        if lost_samples:
             validation.warn_user(
-                f"{lost} of the first {sent} samples of {self._name!r} are lost: the fit goes on "
-                "from a save that does not have them"
+                f"{lost_samples} of the first {samples} samples of {self._name!r} are lost: "
+                "the fit goes on from a save that does not have them"
             )
 
     def close(self) -> None:

@@ -104,9 +104,10 @@ class SimulationRuns:
     @property
     def running(self) -> list[tuple[Simulation, ConnectedTask]]:
         """The simulations that have a task, and their tasks."""
-        known = self._known.values()
         return [
-            (simulation, simulation.task) for simulation in known if simulation.task is not None
+            (simulation, simulation.task)
+            for simulation in self._known.values()
+            if simulation.task is not None
         ]
 
     @property
@@ -123,7 +124,7 @@ class SimulationRuns:
         ]
 
     @property
-    def _first_ones(self) -> int:
+    def _first_count(self) -> int:
         """How many simulations tell, if all of them fail, that the others would, too."""
         return max(FIRST, self._options.count)
 
@@ -176,7 +177,7 @@ class SimulationRuns:
         self._check_sweep(number)
         simulation = Simulation(number=number, value=value)
         self._known[number] = simulation
-        if len(self._first) < self._first_ones:
+        if len(self._first) < self._first_count:
             self._first.append(simulation)
         return simulation
 
@@ -372,16 +373,16 @@ class SimulationRuns:
         """
         if received or self.any_samples:
             return
-        first_ones = self._first_ones
+        first_count = self._first_count
         last_failures = [simulation.failure for simulation in self._first]
         failures = [failure for failure in last_failures if failure is not None and failure.place]
-        if len(failures) == first_ones and len({failure.place for failure in failures}) == 1:
+        if len(failures) == first_count and len({failure.place for failure in failures}) == 1:
             raise failures[0].with_reason(
-                f"the first {first_ones} simulations failed at this line, and none has sent a "
+                f"the first {first_count} simulations failed at this line, and none has sent a "
                 "sample"
             )
         given_up = self.inputs.failed
-        if self.failure is None or given_up < first_ones:
+        if self.failure is None or given_up < first_count:
             return
         if time.monotonic() - self._given_up_at > REPORT_SECONDS:
             raise self.failure.with_reason(

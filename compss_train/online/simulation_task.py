@@ -63,7 +63,7 @@ def simulate_and_send(
         try:
             stream.open()
             with Watchdog(stream, timeout) as watchdog:
-                _send_all(simulate, value, stream, watchdog)
+                _send_all(simulate, value, stream, watchdog=watchdog)
             stream.finish()
         except SamplesLostError as error:
             stream.notify(Interrupted(str(error)))

@@ -30,10 +30,10 @@ class Sources:
 
     def sent_nothing(self) -> SimulationError | None:
         """Return the error of sources of which some are complete, and none has sent a sample."""
-        done = self.counts()["done"]
-        if not done or self.runs.any_samples or self.senders.any_samples:
+        complete = self.counts()["done"]
+        if not complete or self.runs.any_samples or self.senders.any_samples:
             return None
-        return SimulationError(f"{done} simulations have ended, and none has sent a sample")
+        return SimulationError(f"{complete} simulations have ended, and none has sent a sample")
 
     def none_complete(self) -> SimulationError | None:
         """Return the error of sources of which all were given up."""
@@ -52,11 +52,11 @@ class Sources:
         names = [*self.runs.inputs.lost]
         if given_up > len(names):
             names.append(f"{given_up - len(names)} more")
-        first = self._first_failure
+        failure = self._first_failure
         warn_user(
             f"{given_up} of {given_up + counts['done']} simulations were given up, and samples of "
-            f"them are missing: {', '.join(names)}; the first failure: {first.summary}"
-            f"{first.details}"
+            f"them are missing: {', '.join(names)}; the first failure: {failure.summary}"
+            f"{failure.details}"
         )
 
     @property

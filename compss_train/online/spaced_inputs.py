@@ -90,10 +90,12 @@ class SpacedInputs(BoxSampler):
         if self.drawn < _LEAST:
             return np.asarray(self._first[self.drawn], np.float64)
         candidates = self.random.uniform(size=(self._candidates, self.parameters))
-        begun = self.begun(table)
-        new, old = self._places(table, candidates, begun)
+        earlier = self.begun(table)
+        candidate_places, earlier_places = self._places(table, candidates, earlier)
         # Exact for small distances.
-        apart = torch.cdist(new, old, compute_mode="donot_use_mm_for_euclid_dist")
+        apart = torch.cdist(
+            candidate_places, earlier_places, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         smallest, nearest = apart.min(1)
         distances = smallest.numpy() ** 2
         clusters = nearest.numpy()
@@ -102,7 +104,7 @@ class SpacedInputs(BoxSampler):
         if self._power and is_known.sum() >= _LEAST:
             self.origin = "far and hard"
             log_losses = np.log(table.loss[is_known])
-            expected = _expected(begun[is_known], log_losses, candidates)
+            expected = _expected(earlier[is_known], log_losses, candidates)
             distances *= np.exp(2 * self._power * (expected - expected.max()))
         largest = np.bincount(clusters, distances).argmax()
         farthest = np.where(clusters == largest, distances, -1).argmax()
@@ -113,17 +115,17 @@ class SpacedInputs(BoxSampler):
         self,
         table: SimulationTable,
         candidates: NDArray[np.float64],
-        begun: NDArray[np.float64],
+        earlier: NDArray[np.float64],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places of candidates, and of the simulations that have begun, a row each."""
         for value in table.inputs[len(self._rows) :]:
             self._rows.append(np.asarray(self._network_inputs(value)))
         rows = [np.asarray(self._network_inputs(value)) for value in self.values(candidates)]
         (predicted,) = table.predict(np.concatenate([*rows, *self._rows]), copies=1)
-        outputs = torch.from_numpy(predicted).reshape(len(candidates) + len(begun), -1)
+        outputs = torch.from_numpy(predicted).reshape(len(candidates) + len(earlier), -1)
         centred = outputs - outputs.mean(0)
         size = centred.square().sum(1).mean().sqrt().clamp_min(torch.finfo(outputs.dtype).tiny)
-        points = torch.from_numpy(np.concatenate([candidates, begun]))
+        points = torch.from_numpy(np.concatenate([candidates, earlier]))
         box = points * (_INPUTS * (12 / self.parameters) ** 0.5)
         places = torch.cat([centred / size, box], 1)
         return places[: len(candidates)], places[len(candidates) :]
@@ -158,6 +160,6 @@ def _expected(
 def _quadratic(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the features of a quadratic function, a row for each point."""
     centred = 2 * points - 1
-    first, second = np.triu_indices(centred.shape[1])
-    products = centred[:, first] * centred[:, second]
+    rows, columns = np.triu_indices(centred.shape[1])
+    products = centred[:, rows] * centred[:, columns]
     return np.column_stack([np.ones(len(points)), centred, products])

@@ -62,9 +62,7 @@ def as_sample(parts: Sequence[Any]) -> Sample:
 
 
 def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
-    """Return the worker that gets a sample: round-robin, or one worker for all of a ``whole``
-    stream.
-    """
+    """Return the worker that gets a sample: round-robin, or one for all of a ``whole`` stream."""
     return (stream if whole else stream + sample) % workers
 
 
@@ -223,11 +221,11 @@ class Stream(Closable):
                 self._check()
                 self._open(worker)
                 missing = range(self._offsets[worker], self.sent)
-                lost = sum(self._worker_of(sample) == worker for sample in missing)
-                if lost:
+                lost_samples = sum(self._worker_of(sample) == worker for sample in missing)
+                if lost_samples:
                     self._on_loss(
-                        f"worker {worker} disconnected: {error}; {lost} samples of this stream "
-                        "are lost with it"
+                        f"worker {worker} disconnected: {error}; {lost_samples} samples of this "
+                        "stream are lost with it"
                     )
 
     # Samples
@@ -258,8 +256,7 @@ class Stream(Closable):
     def go_on(self, sent: int) -> int:
         """Continue after the first ``sent`` samples; return how many of them no worker has."""
         self.sent = sent
-        first = min(self._offsets.values(), default=0)
-        missing = range(first, sent)
+        missing = range(min(self._offsets.values(), default=0), sent)
         return sum(sample >= self._offsets[self._worker_of(sample)] for sample in missing)
 
     def send(self, sample: Sample, step: int | None) -> None:

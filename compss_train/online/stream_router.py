@@ -43,8 +43,8 @@ class StreamRouter:
         deaths = self._deaths.pop(client)
         return [
             worker
-            for worker, before in zip(self._workers, deaths, strict=True)
-            if worker.deaths != before
+            for worker, earlier_deaths in zip(self._workers, deaths, strict=True)
+            if worker.deaths != earlier_deaths
         ]
 
     def update(self) -> None:
@@ -52,8 +52,8 @@ class StreamRouter:
 
         A worker without an address has died.
         """
-        before = self._urls
+        known_urls = self._urls
         self._urls = [worker.url for worker in self._workers]
-        if self._urls != before:
+        if self._urls != known_urls:
             for client in self._deaths:
                 client.send({"workers": self._urls})

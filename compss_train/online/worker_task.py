@@ -116,9 +116,9 @@ class OnlineWorker:
         self._device = device
         self._batch_size = job.options.batch_size
         saved: dict[str, Any] = {}
-        kept: dict[str, Any] = {}
+        saved_buffer: dict[str, Any] = {}
         if coordinator.part:
-            saved, kept = map(decode_value, coordinator.part)
+            saved, saved_buffer = map(decode_value, coordinator.part)
             state = worker_from_dict(saved["worker"])
         elif job.options.merge.optimizer_state == "reset":
             state = replace(state, optimizer=None)
@@ -131,8 +131,8 @@ class OnlineWorker:
         batching = Batching(size=self._batch_size)
         self._training = Job(spec=training_spec, batching=batching, seed=job.seed)
         self._learner = self._make_learner(state, moments)
-        self._losses = self._make_losses(kept)
-        self._buffer = self._make_buffer(kept)
+        self._losses = self._make_losses(saved_buffer)
+        self._buffer = self._make_buffer(saved_buffer)
         self._batches: int = saved.get("batches", 0)
         """Batches trained."""
         self._merged: int = saved.get("merged", 0)
@@ -147,14 +147,7 @@ class OnlineWorker:
         self._to_settle = 0
         """How many samples had arrived by then."""
         self._local_host = _local_host(job.coordinator)
-        receiver = Receiver(
-            self._buffer,
-            job.listening_address(self._local_host),
-            token=job.key,
-            paired=job.paired,
-            offsets=kept.get("offsets", {}),
-        )
-        self._receiver = stack.enter_context(receiver)
+        self._receiver = stack.enter_context(self._make_receiver(saved_buffer))
         self._merge_every = cast("int", job.options.merge.every)
         self._report_every = min(1.0, job.options.record_every) / 2
         self._reported = time.monotonic()
@@ -168,23 +161,32 @@ class OnlineWorker:
         )
         # What is not finite is found at once: samples do not come again.
         state = replace(state, skipped=True)
-        return Learner(self._training, self._base, state, work, moments=moments)
+        return Learner(self._training, self._base, state, work=work, moments=moments)
 
-    def _make_losses(self, kept: dict[str, Any]) -> SampleLosses | None:
+    def _make_losses(self, saved: dict[str, Any]) -> SampleLosses | None:
         if not self._job.by_sample:
             return None
         self._learner.on_losses = self._add_losses
-        return SampleLosses(kept.get("losses"))
+        return SampleLosses(saved.get("losses"))
 
-    def _make_buffer(self, kept: dict[str, Any]) -> Buffer:
+    def _make_buffer(self, saved: dict[str, Any]) -> Buffer:
         seed = buffer_seed(self._job.seed, 0, self._number)
         buffer = self._job.options.buffer.make(
             self._batch_size, seed, pin_memory=devices.is_gpu(self._device)
         )
-        if kept:
+        if saved:
             # More may come: the coordinator says again when reception is over.
-            buffer.load_state_dict({**kept["buffer"], "over": False})
+            buffer.load_state_dict({**saved["buffer"], "over": False})
         return buffer
+
+    def _make_receiver(self, saved: dict[str, Any]) -> Receiver:
+        return Receiver(
+            self._buffer,
+            self._job.listening_address(self._local_host),
+            token=self._job.key,
+            paired=self._job.paired,
+            offsets=saved.get("offsets", {}),
+        )
 
     def _restore_change(self, unmerged: dict[str, Any]) -> None:
         """Restore a change that was not merged when the worker took part in the save."""
@@ -287,15 +289,15 @@ class OnlineWorker:
 
         ``waits``: there was no batch, as the buffer holds fewer samples than its threshold.
         """
-        asked = self._coordinator.settle
-        if asked == self._settled:
+        number = self._coordinator.settle
+        if number == self._settled:
             return
-        if asked != self._settling:
-            self._settling = asked
+        if number != self._settling:
+            self._settling = number
             self._to_settle = self._buffer.samples_put
             waits = False
         if waits or self._buffer.samples_got + self._batch_size > self._to_settle:
-            self._settled = asked
+            self._settled = number
             self._report()
 
     def _add_losses(self, batch: Batch, losses: torch.Tensor) -> None:
@@ -327,15 +329,15 @@ class OnlineWorker:
         self._report(stops=number)
         self._receiver.holds_ends = True
         buffer, offsets = self._receiver.snapshot()
-        kept: dict[str, Any] = {"buffer": buffer, "offsets": offsets}
+        saved_buffer: dict[str, Any] = {"buffer": buffer, "offsets": offsets}
         if self._losses is not None:
-            kept["losses"] = self._losses.state_dict()
+            saved_buffer["losses"] = self._losses.state_dict()
         part = SavePart(
             number,
             self._learner.state(),
             position=self._position(),
             offsets=offsets,
-            buffer=encoded_pieces(kept),
+            buffer=encoded_pieces(saved_buffer),
         )
         self._coordinator.save(part)
         if self._is_merged:

@@ -194,7 +194,7 @@ class Workers:
         for number, state in enumerate(session.separate_states()):
             arguments = (spec, state, job, number, session.device(number), moments)
             submit = partial(session.engine.submit, train_online, *arguments, resources=resources)
-            workers.append(Worker(number, job, session.engine, submit))
+            workers.append(Worker(number, job, session.engine, submit=submit))
         return workers
 
     def _resume(self, worker: Worker, part: SavedWorker) -> None:
@@ -247,8 +247,11 @@ class Workers:
         """End the tasks, and keep the workers' states in the session."""
         for worker in self.all:
             worker.tell(Shutdown())
-        before = zip(self.all, self._session.states, strict=True)
-        self._session.keep([worker.state or state for worker, state in before], NOTHING_KEPT)
+        states = [
+            worker.state or state
+            for worker, state in zip(self.all, self._session.states, strict=True)
+        ]
+        self._session.keep(states, NOTHING_KEPT)
 
     def repetitions(self) -> list[int]:
         """Return at index n how many samples were trained on n times."""
@@ -399,11 +402,11 @@ class Workers:
         client.send({"accepted": True, "stop": worker.done}, part)
         return "restarted" if worker.deaths else None
 
-    def _lose(self, worker: Worker) -> None:
+    def _lose(self, lost_worker: Worker) -> None:
         """End the attempt of a worker, and the save that is being made, in which it is missing."""
-        worker.disconnect()
-        for other in self.all:
-            other.arrived = None
+        lost_worker.disconnect()
+        for worker in self.all:
+            worker.arrived = None
         self.go_on()
 
     def _raise_failure(self, worker: Worker, failure: Failed) -> None:

@@ -32,7 +32,7 @@ class RemoteParameterServer(ParameterServer):
         if name is None:
             greeting |= {"client": f"unnamed {uuid.uuid4().hex}", "timeout": timeout}
             goodbye = {"call": "goodbye"}
-        self._caller = Caller(address, greeting, goodbye, timeout)
+        self._caller = Caller(address, greeting, farewell=goodbye, timeout=timeout)
         try:
             answer, _ = self._caller.call("hello", "")
             self._caller.continues = answer.get("server")
@@ -94,8 +94,9 @@ def _memory(weight: Block) -> torch.Tensor | None:
 def connect(
     address: str, token: str, *, timeout: float = 60.0, name: str | None = None, generation: int = 0
 ) -> RemoteParameterServer:
-    """Return the parameter server at an address; address and token are attributes of what ``serve``
-    returned.
+    """Return the parameter server at an address.
+
+    Address and token are attributes of what ``serve`` returned.
 
     A push returns when ZeroMQ has it, which sends it in the background; if the server rejects it,
     the next call raises the error. If the connection breaks, the next call connects again and

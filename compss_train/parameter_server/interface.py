@@ -47,7 +47,7 @@ class ParameterServer(Closable):
         With ``serve`` this happens later, while this program continues; a push waits while too many
         others are unanswered.
         """
-        check_arrays(parameter_id, self._specs(parameter_id), "grads", grads)
+        check_arrays(parameter_id, self._specs(parameter_id), "grads", arrays=grads)
         self._push(parameter_id, grads, validation.check_integer("priority", priority))
 
     def pull(
@@ -55,7 +55,7 @@ class ParameterServer(Closable):
     ) -> Sequence[Block]:
         """Copy a key's arrays into ``weights``, on any devices, or new tensors; return these."""
         if weights is not None:
-            check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
+            check_arrays(parameter_id, self._specs(parameter_id), "weights", arrays=weights)
         return self._pull(parameter_id, weights, validation.check_integer("priority", priority))
 
     @abstractmethod

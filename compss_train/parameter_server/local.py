@@ -69,9 +69,7 @@ class Entry:
             value.grad = None
 
     def _sums(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return one gradient per array; gradients of a single array, from several devices, are
-        summed.
-        """
+        """Return one gradient per array: several of a single array, as from devices, are summed."""
         if len(self._values) > 1 or len(grads) == 1:
             return grads
         total = grads[0].clone()

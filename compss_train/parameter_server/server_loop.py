@@ -212,8 +212,8 @@ class ServerLoop(Closable):
     def _forget_absent(self) -> None:
         """Forget clients without a name that can repeat no call: they died without a goodbye."""
         while self._absent and self._absent[0][0] <= self._clock():
-            due, _, records = heapq.heappop(self._absent)
-            is_absent = due == records.forget_at and not records.connections
+            forget_at, _, records = heapq.heappop(self._absent)
+            is_absent = forget_at == records.forget_at and not records.connections
             if is_absent and self._clients.get(records.name) is records:
                 del self._clients[records.name]
 

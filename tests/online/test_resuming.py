@@ -575,13 +575,14 @@ def test_a_fit_stops_although_its_save_cannot_be_stored(local, tmp_path):
 
 
 def touching(path, handle, key):
-    """Return a method that touches a file when a message with a key was handled; with ``None``, a
-    lost client.
+    """Return a method that touches a file when it has handled a message with a key.
+
+    With ``None`` as key, when it has handled the loss of a client.
     """
 
-    def touch(self, *args):
-        result = handle(self, *args)
-        if any(each is key or (isinstance(each, dict) and key in each) for each in args):
+    def touch(self, *args, **options):
+        result = handle(self, *args, **options)
+        if any(arg is key or (isinstance(arg, dict) and key in arg) for arg in args):
             path.touch()
         return result
 

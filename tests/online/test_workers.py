@@ -102,8 +102,8 @@ def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp
     workers = workers_of([], tmp_path)
     told = [[], []]
     clients = [client_of(number) for number in range(2)]
-    for client, own in zip(clients, told, strict=True):
-        client.send = lambda header, arrays=(), own=own: own.append(header)
+    for client, headers in zip(clients, told, strict=True):
+        client.send = lambda header, arrays=(), headers=headers: headers.append(header)
         workers.handle(workers.of(client), client, client.greeting, ())
     workers.handle(workers.all[0], clients[0], {"url": "tcp://a:1"}, ())
     workers.ask()
@@ -129,7 +129,7 @@ def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp
     workers.handle(workers.all[0], clients[0], *part_of(1, number=2))
     assert workers.all_saved
     workers.go_on()
-    assert [own[-1] for own in told] == [{"go_on": 2}] * 2
+    assert [headers[-1] for headers in told] == [{"go_on": 2}] * 2
     workers.all[0].done = True
     workers.ask()
     workers.handle(workers.all[1], clients[1], *part_of(1, number=3))
@@ -217,7 +217,7 @@ def test_an_error_of_a_task_that_may_pass_does_not_keep_the_fit():
 
     engine = engine_of([], fetch=fetch)
     engine.arrived = lambda refs: refs
-    ConnectedTask(engine, lambda: "task").restart(lambda given: given is error)
+    ConnectedTask(engine, lambda: "task").restart(lambda caught: caught is error)
     assert error.__traceback__ is None
 
 
