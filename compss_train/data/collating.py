@@ -112,11 +112,11 @@ def stacked(values: Sequence[Any]) -> Any:
     if isinstance(first, Number) and not isinstance(first, np.generic):
         return tensor_of(values)
     tensors = [_as_tensor(value) for value in values]
-    shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
-    if len(shapes) == 1:
+    if len({tensor.shape for tensor in tensors}) == 1:
         return torch.stack(tensors)
-    if len({shape[1:] for shape in shapes}) == 1:
+    if len({tensor.shape[1:] for tensor in tensors}) == 1:
         return Ragged(tensors)
+    shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     examples = ", ".join(map(str, shapes[:3]))
     raise ValueError(
         f"the samples of a batch have shapes that differ, such as {examples}: resize or pad them "

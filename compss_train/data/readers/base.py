@@ -79,10 +79,10 @@ class Reader(ABC):
     def with_columns(
         self,
         groups: Mapping[str, tuple[str, ...]],
-        used: Collection[str],
+        class_columns: Collection[str],
         classes: Mapping[str, Sequence[Any]],
     ) -> "Reader":
-        """Return a reader of ``groups`` of columns, where ``used`` columns of strings are classes.
+        """Return a reader of ``groups`` of columns, where strings of ``class_columns`` are classes.
 
         Raises ``TypeError`` if the files are not tables.
         """

@@ -39,7 +39,7 @@ class CsvReader(TableReader):
     are given.
     """
 
-    widest = (np.float64,)
+    least_dtypes = (np.float64,)
     is_typed = False
     number_advice = " (CsvReader(decimal=',') reads decimal commas)"
 

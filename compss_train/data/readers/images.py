@@ -87,11 +87,11 @@ class ImageFolderReader(Reader):
     def with_columns(
         self,
         groups: Mapping[str, tuple[str, ...]],
-        used: Collection[str],
+        class_columns: Collection[str],
         classes: Mapping[str, Sequence[Any]],
     ) -> Self:
         """Return a reader whose classes are ``classes["y"]``; ``groups`` are a ``TypeError``."""
-        super().with_columns(groups, used, {})
+        super().with_columns(groups, class_columns, {})
         return self._with(classes={**self.classes, **classes})
 
     def with_files(self, number: int, names: Mapping[int, str]) -> Self:

@@ -74,7 +74,7 @@ class TableReader(Reader):
     tensors, or other lists whose lengths agree.
     """
 
-    widest: ClassVar[tuple[type[np.generic], ...]] = ()
+    least_dtypes: ClassVar[tuple[type[np.generic], ...]] = ()
     """Minimum dtypes of columns that form one array."""
     is_typed: ClassVar[bool] = True
     """Whether files say of each column whether it holds strings; else values tell."""
@@ -84,7 +84,7 @@ class TableReader(Reader):
     def __init__(self) -> None:
         self.groups: Mapping[str, tuple[str, ...]] = {}
         """Columns that form one array, by the array's name."""
-        self.used: Collection[str] = ()
+        self.class_columns: Collection[str] = ()
         """String columns that are classes; other string columns are not read."""
         self.classes: Mapping[str, Sequence[Any]] = {}
         """The classes of columns: of strings, of Arrow's dictionaries, or of numbers."""
@@ -102,14 +102,14 @@ class TableReader(Reader):
     def with_columns(
         self,
         groups: Mapping[str, tuple[str, ...]],
-        used: Collection[str],
+        class_columns: Collection[str],
         classes: Mapping[str, Sequence[Any]],
     ) -> Self:
         """Return a reader whose ``groups`` of columns are arrays of shape (rows, columns)."""
         check_classes(classes)
         return self._with(
             groups={**self.groups, **groups},
-            used=tuple(dict.fromkeys([*self.used, *used])),
+            class_columns=tuple(dict.fromkeys([*self.class_columns, *class_columns])),
             classes={**self.classes, **classes},
         )
 
@@ -150,7 +150,7 @@ class TableReader(Reader):
             classes = {
                 name: self._find_classes(table, name)
                 for name in self._columns(chosen)
-                if name in self.used
+                if name in self.class_columns
                 and name not in self.classes
                 and is_text(table.schema.field(name).type)
             }
@@ -251,8 +251,8 @@ class TableReader(Reader):
         """
         floats = [dtype for dtype in dtypes.values() if dtype.kind == "f"]
         is_given = dtypes.keys() <= {*self.dtypes, *self.classes, *texts}
-        least = () if is_given else self.widest
-        return float_dtype(np.result_type(*least, *(floats or dtypes.values())), self.floats)
+        least_dtypes = () if is_given else self.least_dtypes
+        return float_dtype(np.result_type(*least_dtypes, *(floats or dtypes.values())), self.floats)
 
     def _column(self, table: OpenTable, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
@@ -261,7 +261,7 @@ class TableReader(Reader):
             check_coded(name, kind, self.classes[name])
             return np.dtype(np.int64), ()
         if is_text(kind):
-            return np.dtype(np.int64) if name in self.used else str(kind), ()
+            return np.dtype(np.int64) if name in self.class_columns else str(kind), ()
         dtype, sizes = number_type(kind)
         if dtype is None:
             return str(kind), ()
