@@ -24,7 +24,7 @@ from compss_train.callbacks import Checkpoint
 PACKAGE = f"{Path(compss_train.__file__).parent}/"
 
 COUNTED = "files", "types", "functions"
-LIMITS = {"arrays": (32, 32, 220), "files, validation and a checkpoint": (47, 40, 250)}
+LIMITS = {"arrays": (50, 33, 252), "files, validation and a checkpoint": (60, 40, 260)}
 
 
 class FirstStepError(Exception):

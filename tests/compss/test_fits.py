@@ -42,7 +42,7 @@ def test_a_fit_has_a_training_task_per_chunk_and_epoch(run, tmp_path):
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
     assert result["bytes"] < large[0] < result["bytes"] + 2000
-    assert len(result["fetched"]) == 2 + 1 + 2
+    assert len(result["fetched"]) == 2 * 2 + 1 + 2  # reports of tasks, parameters, evaluations
 
 
 def test_each_kind_of_task_has_its_name(run, tmp_path):
