@@ -17,7 +17,12 @@ from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import kept_random_state
 from compss_train.model.losses import BatchFunction, cross_entropy, full_precision, is_from_library
 from compss_train.model.measurements import Metric
-from compss_train.model.metrics import accuracy, accuracy_for, accuracy_of_logits
+from compss_train.model.metrics import (
+    accuracy,
+    accuracy_for,
+    accuracy_of_logits,
+    accuracy_of_probabilities,
+)
 from compss_train.model.torch_metric import TorchMetric
 
 _DOUBLE_SOFTMAX = (
@@ -115,7 +120,7 @@ def are_log_probabilities(output: Tensor) -> bool:
 def _binary_warning(loss: BatchFunction, output: object, target: object) -> str:
     """Return what is wrong with outputs or targets of a binary cross entropy; or nothing."""
     binary_accuracy = accuracy_for(loss)
-    if binary_accuracy is accuracy:
+    if binary_accuracy not in (accuracy_of_logits, accuracy_of_probabilities):
         return ""
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return ""
@@ -138,7 +143,8 @@ def _made_by(output: Tensor) -> str:
 
 def _accuracy_warning(metrics: Mapping[str, Metric], output: Any, target: Any) -> str:
     """Return what is wrong with targets whose ``accuracy`` has no meaning; or nothing."""
-    if accuracy not in metrics.values():
+    functions = [getattr(metric, "func", metric) for metric in metrics.values()]
+    if accuracy not in functions:
         return ""
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return ""

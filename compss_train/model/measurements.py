@@ -6,7 +6,7 @@ workers, in worker order: the value over all samples, not the mean of the worker
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from compss_train.model.broadcasting import comparing
 from compss_train.model.error_hints import kind_of
-from compss_train.model.losses import BatchFunction, is_from_library
+from compss_train.model.losses import BatchFunction
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
+from compss_train.model.training_loss import TrainingLoss
 from compss_train.model.training_step import StepResult
 from compss_train.reports.records import BOOKKEEPING
 
@@ -30,41 +30,50 @@ _MAX_PENDING = 1024
 
 @dataclass(eq=False)
 class WeightedSum:
-    """The sum of the means of batches times their sizes, in double precision.
+    """The sum of the means of batches times what they are over, in double precision.
 
     Values are kept and summed later: arithmetic on single numbers costs as much as small layers do,
     and reading a value would wait for the device.
     """
 
-    weight: int = 0
-    """The sum of the sizes."""
     _total: float = 0.0
-    _values: list[Tensor] = field(default_factory=list)
-    _weights: list[int] = field(default_factory=list)
+    _weight: float = 0.0
+    _values: list[Tensor | float] = field(default_factory=list)
+    _weights: list[Tensor | float] = field(default_factory=list)
 
-    def add(self, value: Tensor | float, weight: int) -> None:
-        """Add the mean of a batch."""
-        if not isinstance(value, Tensor):
-            value = torch.tensor(float(value), dtype=torch.float64)
-        self._values.append(value.detach().reshape(()))
+    def add(self, value: Tensor | float, weight: Tensor | float) -> None:
+        """Add the mean of a batch; one over 0 does not count, even if it is NaN."""
+        if isinstance(value, Tensor):
+            value = value.detach()
+        self._values.append(value)
         self._weights.append(weight)
-        self.weight += weight
         if len(self._values) == _MAX_PENDING:
             self.state()
 
-    def state(self) -> float:
-        """Return the sum so far."""
+    def state(self) -> tuple[float, float]:
+        """Return the sum so far, and the sum of what the means are over."""
         if self._values:
-            values = torch.stack(self._values).cpu().double()
-            self._total += float(values @ torch.tensor(self._weights, dtype=torch.float64))
+            values = _doubles(self._values)
+            weights = _doubles(self._weights)
+            self._total += float(values.where(weights != 0, 0.0) @ weights)
+            self._weight += float(weights.sum())
             self._values = []
             self._weights = []
-        return self._total
+        return self._total, self._weight
 
 
-def mean(sums: Sequence[float], samples: int) -> float:
-    """Return the mean over samples from sums over parts of them; NaN for no samples."""
-    return sum(sums) / samples if samples else math.nan
+def _doubles(numbers: Sequence[Tensor | float]) -> Tensor:
+    """Return numbers in one tensor on the CPU, where all on one device arrive at once."""
+    tensors = [number.reshape(()) for number in numbers if isinstance(number, Tensor)]
+    if len(tensors) == len(numbers) and len({tensor.device for tensor in tensors}) == 1:
+        return torch.stack(tensors).cpu().double()
+    return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+
+
+def mean(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the mean from the sum over each part and what it is over; NaN if that is nothing."""
+    count = math.fsum(count for _, count in parts)
+    return sum(total for total, _ in parts) / count if count else math.nan
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,14 +85,20 @@ class Measured:
     batches: int = 0
     skipped_batches: int = 0
     """Batches skipped because their loss or gradients were not finite."""
+    skipped_samples: int = 0
+    """The samples of these batches."""
     loss: float = 0.0
-    """The sum of the losses of all samples."""
-    metrics: Mapping[str, float | list[MetricState]] = field(default_factory=dict)
-    """The states of the metrics by name: sums over the samples, or what torchmetrics has."""
-    named: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """The sum of the losses of all that counts."""
+    count: float = 0.0
+    """What the loss is a mean over: by default the samples, else the sum of targets' weights."""
+    metrics: Mapping[str, tuple[float, float] | list[MetricState]] = field(default_factory=dict)
+    """The states of the metrics by name: sums and what they are over, or what torchmetrics has."""
+    named: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """What steps and callbacks have measured: the sum over the samples, and their number."""
     planned_samples: int = 0
-    """Samples that the worker was to train; a reservoir's repetitions do not count."""
+    """Samples that the worker was to train; repetitions and skipped batches do not count."""
+    merge_weight: float = 0.0
+    """How much the worker counts in a merge."""
     unread_samples: int = 0
     """Samples of files that could not be read, or samples missing from a stream."""
     started: float | None = None
@@ -122,16 +137,14 @@ class Measures:
     def values(self, parts: Sequence[Measured], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples."""
         samples = sum(part.samples for part in parts)
-        values: dict[str, Value] = {"loss": mean([part.loss for part in parts], samples)}
+        values: dict[str, Value] = {"loss": mean([(part.loss, part.count) for part in parts])}
         for name in dict.fromkeys(name for part in parts for name in part.named):
-            measured = [part.named[name] for part in parts if name in part.named]
-            counted = sum(count for _, count in measured)
-            values[name] = mean([total for total, _ in measured], counted)
+            values[name] = mean([part.named[name] for part in parts if name in part.named])
         for name, metric in self.metrics.items():
             states: list[Any] = [part.metrics[name] for part in parts]
             with _annotate_errors(name):
-                value_of = metric.value if isinstance(metric, TorchMetric) else mean
-                values[name] = value_of(states, samples)
+                is_merged = isinstance(metric, TorchMetric)
+                values[name] = metric.value(states, samples) if is_merged else mean(states)
         return {prefix + name: value for name, value in values.items()}
 
 
@@ -142,19 +155,25 @@ class MetricAccumulator:
         self._measures = measures
         self.samples = 0
         self._batches = 0
-        self._skipped = 0
+        self._skipped_batches = 0
+        self._skipped_samples = 0
         self._loss = WeightedSum()
         self._named: dict[str, WeightedSum] = {}
         self._states: dict[str, Any] = {
             name: metric.start() if isinstance(metric, TorchMetric) else WeightedSum()
             for name, metric in measures.metrics.items()
         }
+        self._functions = {
+            name: TrainingLoss(metric)
+            for name, metric in measures.metrics.items()
+            if not isinstance(metric, TorchMetric)
+        }
 
     def add(self, samples: int, result: StepResult) -> None:
-        """Add a batch; its loss and other measurements are means over its samples."""
+        """Add a batch; its loss is a mean over its count, other measurements over its samples."""
         self.samples += samples
         self._batches += 1
-        self._loss.add(result.loss, samples)
+        self._loss.add(result.loss, samples if result.count is None else result.count)
         self.measure(result.measured, samples)
         output = result.output
         target = result.target
@@ -166,33 +185,42 @@ class MetricAccumulator:
                 if isinstance(metric, TorchMetric):
                     state.update(output, target)
                     continue
-                with nullcontext() if is_from_library(metric) else comparing(output, target):
-                    value = metric(output, target)
-                state.add(measured_number(name, value), samples)
+                value, count = self._functions[name].of_batch(output, target)
+                state.add(measured_number(name, value), samples if count is None else count)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
         """Add means over this number of samples; means over 0 samples do not count."""
         for name, value in numbers.items():
             self._named.setdefault(name, WeightedSum()).add(value if samples else 0.0, samples)
 
-    def skip(self) -> None:
+    def skip(self, samples: int) -> None:
         """Count a batch that was not trained on."""
-        self._skipped += 1
+        self._skipped_batches += 1
+        self._skipped_samples += samples
 
     @property
     def loss(self) -> float:
-        """The sum of the losses of all samples."""
-        return self._loss.state()
+        """The sum of the losses of all that counts."""
+        total, _ = self._loss.state()
+        return total
+
+    @property
+    def count(self) -> float:
+        """What the loss is a mean over."""
+        _, count = self._loss.state()
+        return count
 
     def measured(self) -> Measured:
         """Return counts, sums and states over the batches so far."""
         return Measured(
             samples=self.samples,
             batches=self._batches,
-            skipped_batches=self._skipped,
+            skipped_batches=self._skipped_batches,
+            skipped_samples=self._skipped_samples,
             loss=self.loss,
+            count=self.count,
             metrics={name: state.state() for name, state in self._states.items()},
-            named={name: (values.state(), values.weight) for name, values in self._named.items()},
+            named={name: values.state() for name, values in self._named.items()},
         )
 
 

@@ -7,23 +7,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compss_train.model.losses import (
+    IGNORE_INDEX,
     BatchFunction,
     binary_cross_entropy,
     class_targets,
     match_output,
     mean_squared_error,
 )
+from compss_train.model.training_loss import ignore_index_of
 
 
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """Return the fraction of samples whose largest output is the target's class.
+def accuracy(
+    output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORE_INDEX
+) -> Tensor:
+    """Return the fraction of targets whose class has the largest output.
 
-    Targets are class indices, one-hot or soft.
+    Targets are class indices, one-hot or soft. With ``reduction="none"`` it is 1 for each target
+    that is met, and 0 for others and for those that are ignored.
     """
     target = class_targets(output, target, least=2)
     if target.shape == output.shape:
         target = target.argmax(dim=1)
-    return (output.argmax(dim=1) == target).to(torch.float32).mean()
+    is_met = output.argmax(dim=1) == target
+    if reduction == "none":
+        return is_met.to(torch.float32)
+    return is_met.sum(dtype=torch.float32) / (target != ignore_index).sum()
 
 
 def accuracy_of_logits(output: Tensor, target: Tensor) -> Tensor:
@@ -43,7 +51,8 @@ def _binary_accuracy(predicted: Tensor, target: Tensor) -> Tensor:
 def accuracy_for(loss: BatchFunction | None) -> BatchFunction:
     """Return the function that "accuracy" stands for with this loss.
 
-    It compares the class of each sample, or with a binary cross entropy each output.
+    It compares the class of each target that the loss does not ignore, or with a binary cross
+    entropy each output.
     """
     function: object = loss.func if isinstance(loss, partial) else loss
     if isinstance(function, nn.BCEWithLogitsLoss):
@@ -54,7 +63,10 @@ def accuracy_for(loss: BatchFunction | None) -> BatchFunction:
         return accuracy_of_logits
     if function in (binary_cross_entropy, functional.binary_cross_entropy):
         return accuracy_of_probabilities
-    return accuracy
+    ignored = None if loss is None else ignore_index_of(loss)
+    if ignored in (None, IGNORE_INDEX):
+        return accuracy
+    return partial(accuracy, ignore_index=ignored)
 
 
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:

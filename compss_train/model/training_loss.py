@@ -2,7 +2,8 @@
 
 It is Σ wᵢ·lᵢ / Σ wᵢ over the batch, as torch defines it for class weights; only the ratios of the
 weights matter. If a sample has several losses, such as one per pixel, each of them has the weight
-of the sample times the weight of its own class.
+of the sample times the weight of its own class. The denominator is the *count* of the batch: means
+over batches are weighted by it, so that they are the mean over all targets.
 """
 
 import copy
@@ -10,7 +11,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -23,6 +24,17 @@ from compss_train.model.losses import BatchFunction, is_from_library
 
 ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
 """A weight for each class, by its index."""
+
+
+class BatchLoss(NamedTuple):
+    """The loss of a batch, which is a mean."""
+
+    mean: Tensor
+    count: Tensor | None
+    """What it is a mean over: the sum of the weights of the targets that count; 0 if none does.
+
+    ``None`` for a mean over samples.
+    """
 
 
 class TrainingLoss:
@@ -40,11 +52,14 @@ class TrainingLoss:
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1).
 
-        It is 0 if all weights are 0. Raises ``ValueError`` for other weights.
+        It is 0 if no target counts. Raises ``ValueError`` for other weights.
         """
+        return self.of_batch(output, target, weight).mean
+
+    def of_batch(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> BatchLoss:
+        """Return the loss of a batch and its count; the arguments are those of a call."""
         if weight is None and self._class_weight is None:
-            with nullcontext() if self._checks_shapes else comparing(output, target):
-                return self._loss(output, target)
+            return self._unweighted(output, target)
         samples = len(leaves(target)[0])
         factors = []
         if weight is not None:
@@ -68,7 +83,33 @@ class TrainingLoss:
         if counted is not None:
             weights = weights * counted
         total = weights.sum()
-        return (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
+        mean = (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
+        return BatchLoss(mean, total)
+
+    def _unweighted(self, output: Tensor, target: Tensor) -> BatchLoss:
+        """Return the loss itself; where no target counts, 0 with gradients of 0 instead of NaN."""
+        count = self._count(output, target)
+        if count is None or (count.is_cpu and count > 0):
+            with nullcontext() if self._checks_shapes else comparing(output, target):
+                return BatchLoss(self._loss(output, target), count)
+        # Reading the count of a GPU would make it wait: a class that counts takes the targets'
+        # place if none does.
+        counts = count > 0
+        mean = self._loss(output, torch.where(counts, target, self._counted_class))
+        return BatchLoss(mean * counts, count)
+
+    def _count(self, output: Any, target: Any) -> Tensor | None:
+        """Return how many class indices count, by the loss's own weights; ``None`` for others."""
+        if not self._counts_targets or not isinstance(target, Tensor):
+            return None
+        if target.is_floating_point() or target.shape == getattr(output, "shape", None):
+            return None
+        counted = target != self._ignore_index
+        weight = self._own_weight
+        if weight is None:
+            return counted.sum()
+        of_targets = weight[torch.where(counted, target, self._counted_class).long()]
+        return (of_targets * counted).sum()
 
     def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each of N samples without weights, shape (N,).
@@ -107,9 +148,34 @@ class TrainingLoss:
         return elementwise(self._loss)
 
     @cached_property
+    def _counts_targets(self) -> bool:
+        """Whether the loss is known to be a mean over the class indices that are not ignored."""
+        is_mean = _option(self._loss, "reduction") == "mean"
+        return is_mean and self._checks_shapes and self._ignore_index is not None
+
+    @cached_property
+    def _own_weight(self) -> Tensor | None:
+        """The class weights that were given to the loss itself."""
+        weight = _option(self._loss, "weight")
+        return weight if isinstance(weight, Tensor) else None
+
+    @cached_property
+    def _counted_class(self) -> int:
+        """A class that counts."""
+        weight = self._own_weight
+        weights = [1.0, 1.0] if weight is None else weight.tolist()
+        return next(
+            (
+                index
+                for index, weight in enumerate(weights)
+                if weight > 0 and index != self._ignore_index
+            ),
+            0,
+        )
+
+    @cached_property
     def _ignore_index(self) -> int | None:
-        index = _option(self._loss, "ignore_index")
-        return index if isinstance(index, int) else None
+        return ignore_index_of(self._loss)
 
 
 def _like_losses(weights: Tensor, losses: Tensor) -> Tensor:
@@ -226,6 +292,12 @@ def elementwise(loss: BatchFunction) -> BatchFunction:
         )
     function: Any = loss
     return partial(function, reduction="none")
+
+
+def ignore_index_of(loss: BatchFunction) -> int | None:
+    """Return the class index that a loss ignores; ``None`` for other losses."""
+    index = _option(loss, "ignore_index")
+    return index if isinstance(index, int) else None
 
 
 def _option(loss: BatchFunction, name: str) -> Any:

@@ -19,7 +19,10 @@ class MergingWorker:
     measured: Mapping[str, Any]
     """Its loss and metrics, by their names in the history."""
     weight: float
-    """How much it counts in the merge: its samples, unless a callback changes it."""
+    """How much it counts in the merge: its samples that count, unless a callback changes it.
+
+    It is what its loss is a mean over: the sum of its targets' weights, if they differ.
+    """
 
 
 class Callback:

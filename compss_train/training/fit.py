@@ -241,6 +241,7 @@ class FitOptions:
             seed=seed,
             structure=data.structure,
             may_skip=data.may_skip,
+            counts_samples=self.merge.quorum == 0,
             optimizer_state=self.merge.optimizer_state or "keep",
             averaging=self.merge.decay("steps"),
             dtype=self.merge.dtype,

@@ -170,7 +170,7 @@ class Learner:
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 result = self._stepper.step(batch, number)
                 if result is None:
-                    self._accumulator.skip()
+                    self._accumulator.skip(samples)
                 else:
                     self._check_outputs(result)
                     self._accumulator.add(samples, result)
@@ -246,7 +246,7 @@ class Learner:
             sums = self._accumulator if measured is None else measured
             if not math.isfinite(sums.loss):
                 raise DivergedError(
-                    f"the loss became {sums.loss / sums.samples} in {name}; lower the learning "
+                    f"the loss became {sums.loss / sums.count} in {name}; lower the learning "
                     "rate, or check the data for NaN and for values that are far too large"
                 )
             # By the last step, which no loss follows.

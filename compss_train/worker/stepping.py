@@ -6,7 +6,7 @@ evaluates the loss itself, by a closure; or a training step updates several opti
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from compss_train.model.training_step import Step, StepContext, StepResult, Upda
 from compss_train.worker.batches import Batch
 from compss_train.worker.state import WorkerState
 from compss_train.worker.step_average import StepAverage
+
+
+Numeric: TypeAlias = torch.Tensor | float
 
 
 def stepper_of(
@@ -74,7 +77,10 @@ class Stepper:
         if state.scaler is not None:
             self.scaler.load_state_dict(dict(state.scaler))
         self._accumulated_batches = 0
-        self._accumulated_samples = 0
+        self._accumulated_share: Numeric = 0.0
+        """What the accumulated gradients are a sum over."""
+        self._first_share: tuple[int, Numeric] = (1, 1.0)
+        """The samples of the first accumulated batch, and its count."""
         self._skips = self._gradients.on_nan == "skip"
         """Whether batches whose loss or gradients are not finite are skipped."""
         self._largest_norm: torch.Tensor | None = None
@@ -127,8 +133,10 @@ class Stepper:
             elif undo is not None and not norm.isfinite():
                 undo()
                 return None
+        if self._gradients.accumulate > 1:
+            share = self._share(result.count, batch.samples)
+            self._accumulated_share = self._accumulated_share + share
         self._accumulated_batches += 1
-        self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._gradients.accumulate:
             self.step_accumulated()
         return result
@@ -142,15 +150,17 @@ class Stepper:
         if not self._accumulated_batches:
             return
         self.scaler.unscale_(self.optimizer)
-        if self._gradients.accumulate > 1:  # each loss was multiplied by its number of samples
+        if self._gradients.accumulate > 1:  # each loss was multiplied by its share
+            share = torch.as_tensor(self._accumulated_share)
+            divisor = share.where(share > 0, 1.0)
             for gradient in _gradients_of(self._trained):
-                gradient.div_(self._accumulated_samples)
+                gradient.div_(divisor)
         self._gradients.clip(self._trained)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._after_step()
         self._accumulated_batches = 0
-        self._accumulated_samples = 0
+        self._accumulated_share = 0.0
 
     def accumulated(self) -> dict[str, Any] | None:
         """Return the gradients that wait for a step, for ``set_accumulated``, or ``None``."""
@@ -162,7 +172,8 @@ class Stepper:
         return {
             "gradients": gradients,
             "batches": self._accumulated_batches,
-            "samples": self._accumulated_samples,
+            "share": float(self._accumulated_share),
+            "first_share": [float(number) for number in self._first_share],
         }
 
     def set_accumulated(self, saved: Mapping[str, Any]) -> None:
@@ -170,7 +181,8 @@ class Stepper:
         for parameter, gradient in zip(self._trained, saved["gradients"], strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
         self._accumulated_batches = saved["batches"]
-        self._accumulated_samples = saved["samples"]
+        self._accumulated_share = saved["share"]
+        self._first_share = saved["first_share"]
 
     def _add_gradients(self, batch: Batch, number: int) -> StepResult:
         """Add the gradients of a batch to the accumulated ones."""
@@ -182,9 +194,27 @@ class Stepper:
                 result = replica.measure_loss(batch.x, batch.y, batch.weight)
         loss = result.loss
         _check_loss(loss)
-        scaled = loss if self._gradients.accumulate == 1 else loss * batch.samples
-        self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        if self._gradients.accumulate > 1:
+            share = self._share(result.count, batch.samples)
+            if isinstance(share, torch.Tensor):
+                share = share.to(torch.promote_types(loss.dtype, torch.float32))
+            loss = loss * share
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return result
+
+    def _share(self, count: Numeric | None, samples: int) -> Numeric:
+        """Return how much a batch counts among those that are accumulated.
+
+        It is its count, in samples of the first batch: if all samples count alike, gradients have
+        the same bits as if samples were counted.
+        """
+        if count is None:
+            return samples
+        wide = torch.as_tensor(count, dtype=torch.float64)
+        if not self._accumulated_batches:
+            self._first_share = (samples, wide.where(wide > 0, samples))
+        first_samples, first_count = self._first_share
+        return wide * first_samples / first_count
 
     def _run_training_step(
         self,

@@ -147,6 +147,7 @@ def _result(
     vars(measured).update(source.measured())
     measured.trace = None if tracer is None else tracer.trace()
     _count_planned_samples(measured, job, work, samples)
+    measured.merge_weight = _merge_weight(measured, job, work)
     if measured.skipped_batches and not measured.batches:
         raise DivergedError(
             f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches "
@@ -162,7 +163,10 @@ def _result(
 
 
 def _count_planned_samples(measured: Measured, job: Job, work: Work, samples: int) -> None:
-    """Set how many samples count as planned, of those that the worker has drawn."""
+    """Set how many samples count as planned, of those that the worker has drawn.
+
+    Those of batches that were skipped do not.
+    """
     if job.reader is not None and job.reader.is_stream:
         measured.planned_samples = samples
         measured.unread_samples = max(0, work.samples - samples)
@@ -173,6 +177,20 @@ def _count_planned_samples(measured: Measured, job: Job, work: Work, samples: in
         measured.planned_samples = samples
     else:  # a reservoir's repetitions do not count
         measured.planned_samples = min(samples, work.draws.samples)
+    measured.planned_samples = max(0, measured.planned_samples - measured.skipped_samples)
+
+
+def _merge_weight(measured: Measured, job: Job, work: Work) -> float:
+    """Return how much a worker counts in a merge: what its loss is a mean over, or its samples.
+
+    Of a reservoir, which repeats samples, only those that were planned count.
+    """
+    planned = measured.planned_samples
+    if not job.may_skip:  # only files that are skipped make it less than planned
+        planned = work.samples - measured.skipped_samples
+    if job.counts_samples or not measured.samples:
+        return planned
+    return planned * measured.count / measured.samples
 
 
 def _trained(
@@ -187,7 +205,7 @@ def _trained(
     """Return what a worker brings to the merge, and the compression error that it keeps.
 
     With ``Merge(dtype=...)`` it brings compressed changes, with the ``error`` of those before. A
-    worker without samples does not count, so that its error is unchanged.
+    worker of weight 0 does not count, so that its error is unchanged.
     """
     parameters = learner.finish(measured)
     moments = None
@@ -195,15 +213,14 @@ def _trained(
         moments = moments_of(learner.optimizer, learner.replica.net)
     trained = Trained(
         worker=work.worker,
-        # Only files that are skipped make it less than planned.
-        weight=measured.planned_samples if job.may_skip else work.samples,
+        weight=measured.merge_weight,
         parameters=parameters,
         moments=moments,
         average=learner.averaged(),
     )
     if job.dtype is None:
         return trained, None
-    if not measured.planned_samples:
+    if not trained.weight:
         return trained, error
     changes, new_error = compress_arrays(
         start.parameters, parameters, job.spec.names.weights, job.dtype, error

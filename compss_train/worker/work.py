@@ -63,6 +63,8 @@ class Job:
     """Which columns are x, y and weights."""
     may_skip: bool = False
     """Whether workers may skip files, and so have fewer samples than planned."""
+    counts_samples: bool = False
+    """Whether merges weigh workers by their samples, whatever their losses are means over."""
     optimizer_state: OptimizerState = "keep"
     """What happens to the state of the optimizer when workers merge."""
     averaging: float | None = None

@@ -13,7 +13,6 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.engines.mapping import Call, Chunk, MappedChunk, map_items
 from compss_train.model.lr_schedule import TimedHyperparameters
-from compss_train.model.measurements import Measured
 from compss_train.training.published_data import PublishedData
 from compss_train.training.session import Session
 from compss_train.training.total_shuffle import ChunkSamples, cut_blocks, samples_of
@@ -48,12 +47,6 @@ class RoundWorkers:
         counts = self.round.counts
         of_chunks = ([worker for worker in chunk if counts[worker]] for chunk in self.chunks)
         return [workers for workers in of_chunks if workers]
-
-    def weight(self, worker: int, measured: Sequence[Measured]) -> float:
-        """Return how much a worker counts in a merge, unless something else is said."""
-        if self.data.source.may_skip:
-            return sum(part.planned_samples for part in measured)
-        return self.round.counts[worker]
 
     def train(
         self,

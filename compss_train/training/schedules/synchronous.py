@@ -161,7 +161,7 @@ class SynchronousSchedule(MergeSchedule):
                 worker=worker,
                 round=submitted.workers.round.number,
                 measured=measures.values(measured),
-                weight=submitted.workers.weight(worker, measured),
+                weight=sum(part.merge_weight for part in measured),
             )
             for (worker, (submitted, _)), measured in zip(workers.items(), reports, strict=True)
         ]
