@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from compss_train._utils.nested import map_leaves
 from compss_train.model.error_hints import kind_of
 from compss_train.model.losses import BatchFunction
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
@@ -143,8 +144,10 @@ class Measures:
         for name, metric in self.metrics.items():
             states: list[Any] = [part.metrics[name] for part in parts]
             with _annotate_errors(name):
-                is_merged = isinstance(metric, TorchMetric)
-                values[name] = metric.value(states, samples) if is_merged else mean(states)
+                if isinstance(metric, TorchMetric):
+                    values[name] = metric.value(states, samples)
+                else:
+                    values[name] = mean(states)
         return {prefix + name: value for name, value in values.items()}
 
 
@@ -169,14 +172,23 @@ class MetricAccumulator:
             if not isinstance(metric, TorchMetric)
         }
 
-    def add(self, samples: int, result: StepResult) -> None:
-        """Add a batch; its loss is a mean over its count, other measurements over its samples."""
+    def add(self, samples: int, result: StepResult, weight: Tensor | None = None) -> None:
+        """Add a batch; its loss is a mean over its count, other measurements over its samples.
+
+        Metrics leave out samples of ``weight`` 0.
+        """
         self.samples += samples
         self._batches += 1
-        self._loss.add(result.loss, samples if result.count is None else result.count)
+        self._loss.add(result.loss, samples if result.counted is None else result.counted)
         self.measure(result.measured, samples)
         output = result.output
         target = result.target
+        if self._states and weight is not None:
+            weighing = weight.flatten() > 0
+            output, target = (_rows(values, weighing) for values in (output, target))
+            samples = int(weighing.sum())
+        if not samples:
+            return
         if isinstance(output, Tensor):
             output = output.detach()
         for name, metric in self._measures.metrics.items():
@@ -185,8 +197,8 @@ class MetricAccumulator:
                 if isinstance(metric, TorchMetric):
                     state.update(output, target)
                     continue
-                value, count = self._functions[name].of_batch(output, target)
-                state.add(measured_number(name, value), samples if count is None else count)
+                value, counted = self._functions[name].of_batch(output, target)
+                state.add(measured_number(name, value), samples if counted is None else counted)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
         """Add means over this number of samples; means over 0 samples do not count."""
@@ -222,6 +234,16 @@ class MetricAccumulator:
             metrics={name: state.state() for name, state in self._states.items()},
             named={name: values.state() for name, values in self._named.items()},
         )
+
+
+def _rows(values: Any, kept: Tensor) -> Any:
+    """Return the kept rows of each tensor that has a row for each sample."""
+
+    def of_part(part: Any) -> Any:
+        has_rows = isinstance(part, Tensor) and part.dim() and len(part) == len(kept)
+        return part[kept] if has_rows else part
+
+    return values if kept.all() else map_leaves(of_part, values)
 
 
 def measured_number(name: str, value: Any) -> Any:

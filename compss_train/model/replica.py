@@ -134,13 +134,13 @@ class ModelReplica:
                 )
         compared = suitable_target(self.spec.loss, output, target)
         try:
-            loss, count = self.loss.of_batch(output, compared, weight)
+            loss, counted = self.loss.of_batch(output, compared, weight)
         except RuntimeError as error:
             hint = label_hint(self.spec.loss, output, target)
             if hint:
                 error.add_note(hint)
             raise
-        return StepResult(loss, output, target, count=count)
+        return StepResult(loss, output, target, counted=counted)
 
     def run_step(
         self, step: Step, x: Any, y: Any, *, context: StepContext, as_made: bool

@@ -30,7 +30,7 @@ class BatchLoss(NamedTuple):
     """The loss of a batch, which is a mean."""
 
     mean: Tensor
-    count: Tensor | None
+    counted: Tensor | None
     """What it is a mean over: the sum of the weights of the targets that count; 0 if none does.
 
     ``None`` for a mean over samples.
@@ -102,9 +102,11 @@ class TrainingLoss:
         """Return how many class indices count, by the loss's own weights; ``None`` for others."""
         if not self._counts_targets or not isinstance(target, Tensor):
             return None
+        if self._ignore_index is None:
+            return None
         if target.is_floating_point() or target.shape == getattr(output, "shape", None):
             return None
-        counted = target != self._ignore_index
+        counted = target.ne(self._ignore_index)
         weight = self._own_weight
         if weight is None:
             return counted.sum()
@@ -150,8 +152,7 @@ class TrainingLoss:
     @cached_property
     def _counts_targets(self) -> bool:
         """Whether the loss is known to be a mean over the class indices that are not ignored."""
-        is_mean = _option(self._loss, "reduction") == "mean"
-        return is_mean and self._checks_shapes and self._ignore_index is not None
+        return self._checks_shapes and _option(self._loss, "reduction") == "mean"
 
     @cached_property
     def _own_weight(self) -> Tensor | None:

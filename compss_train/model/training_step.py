@@ -91,7 +91,7 @@ class StepResult(NamedTuple):
     """Other numbers by name."""
     losses: Tensor | None = None
     """The loss of each sample, shape (n,), if the step returned it."""
-    count: Tensor | float | None = None
+    counted: Tensor | float | None = None
     """What the loss is a mean over, such as the number of targets; ``None`` for the samples."""
 
 

@@ -190,6 +190,18 @@ class DataSource:
             "takes its part of it"
         )
 
+    def check_counted(self, uncounted: int) -> None:
+        """Raise ``ValueError`` if no target of a whole epoch counts.
+
+        ``uncounted`` is the number of samples since the last one with a target that counts.
+        """
+        if uncounted and uncounted >= self.number_samples:
+            raise ValueError(
+                f"no target of {uncounted} samples counts, so that nothing was trained: all are "
+                "the class index that the loss ignores, or have weight 0; check y, the loss's "
+                "ignore_index, sample_weight and class_weight"
+            )
+
     def shares(self, shuffle: Shuffle) -> int:
         """Return how many blocks, files or samples are dealt: no more workers get any."""
         return self.number_samples if shuffle == "partial" else len(self.sizes)

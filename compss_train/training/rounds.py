@@ -195,6 +195,8 @@ class RoundLoop(FitRun):
         """Files that could not be read, in the order in which they were met."""
         self._unread = 0
         """Samples that could not be read since the last round that trained on any samples."""
+        self._uncounted = 0
+        """Samples trained since the last round with a target that counts."""
         self._known_problems: set[str] = set()
         self._began = time.time()
         self._last_end = fit.stopping.clock()
@@ -374,6 +376,11 @@ class RoundLoop(FitRun):
         else:
             self._unread += sum(part.unread_samples for part in of_workers)
         self._fit.data.check_readable(self._unread, of_workers)
+        if any(part.count for part in of_workers):
+            self._uncounted = 0
+        else:
+            self._uncounted += sum(part.samples for part in of_workers)
+        self._fit.data.check_counted(self._uncounted)
 
     def _pass_on_traces(self, submitted: SubmittedRound, of_workers: Sequence[Measured]) -> None:
         workers = chain.from_iterable(submitted.tasks)

@@ -173,7 +173,7 @@ class Learner:
                     self._accumulator.skip(samples)
                 else:
                     self._check_outputs(result)
-                    self._accumulator.add(samples, result)
+                    self._accumulator.add(samples, result, batch.weight)
                     if self.on_losses is not None:
                         self.on_losses(batch, replica.losses_by_sample(result, samples))
         except torch.OutOfMemoryError as error:

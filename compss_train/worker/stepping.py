@@ -22,7 +22,6 @@ from compss_train.worker.batches import Batch
 from compss_train.worker.state import WorkerState
 from compss_train.worker.step_average import StepAverage
 
-
 Numeric: TypeAlias = torch.Tensor | float
 
 
@@ -134,7 +133,7 @@ class Stepper:
                 undo()
                 return None
         if self._gradients.accumulate > 1:
-            share = self._share(result.count, batch.samples)
+            share = self._share(result.counted, batch.samples)
             self._accumulated_share = self._accumulated_share + share
         self._accumulated_batches += 1
         if self._accumulated_batches == self._gradients.accumulate:
@@ -195,7 +194,7 @@ class Stepper:
         loss = result.loss
         _check_loss(loss)
         if self._gradients.accumulate > 1:
-            share = self._share(result.count, batch.samples)
+            share = self._share(result.counted, batch.samples)
             if isinstance(share, torch.Tensor):
                 share = share.to(torch.promote_types(loss.dtype, torch.float32))
             loss = loss * share
