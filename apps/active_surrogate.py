@@ -276,7 +276,7 @@ def study(
             progress=False,
         )
         seconds = time.perf_counter() - began
-        net = trainer.model().cpu().eval()
+        net = trainer.model()
         history = list(trainer.history)
     x, y = held_out(name)
     with torch.no_grad():

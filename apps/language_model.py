@@ -87,7 +87,7 @@ def main() -> None:
             progress=False,
         )
         losses = [record["loss"] for record in trainer.history]
-        net = trainer.model().eval()
+        net = trainer.model()
     print(f"loss {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
     print(written(net, "the s"))
 

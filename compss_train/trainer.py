@@ -581,15 +581,24 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         }
 
     @entry_point
-    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        averaged: bool = False,
+    ) -> dict[str, Any]:
         """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
 
         ``x`` and ``y`` are as in ``fit``. ``batch_size`` defaults to that of a ``DataLoader``, or
-        else to 1024.
+        else to 1024. With ``averaged=True`` the parameters are their average, as in ``model``.
         """
         spec = self._model.built.training_spec
         spec.check_evaluable()
-        evaluation = inference(self._session, "evaluate", (x, y), batch_size=batch_size)
+        evaluation = inference(
+            self._session, "evaluate", (x, y), batch_size=batch_size, averaged=averaged
+        )
         with evaluation as (tasks, parameters):
             fetched = tasks.engine.fetch(tasks.evaluate([parameters]), small=True)
         measured = [part for parts in fetched for part in parts]
@@ -600,7 +609,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return spec.measures.values(measured)
 
     @entry_point
-    def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
+    def predict(self, x: Any, *, batch_size: int | None = None, averaged: bool = False) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
         An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network
@@ -610,7 +619,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         self._model.built.training_spec.check_forward()
         prediction = inference(
-            self._session, "predict", (x, None), batch_size=batch_size, targets=False
+            self._session,
+            "predict",
+            (x, None),
+            batch_size=batch_size,
+            targets=False,
+            averaged=averaged,
         )
         with prediction as (tasks, parameters):
             return tasks.predict(parameters)
@@ -618,12 +632,15 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     def model(self, *, averaged: bool = False) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU.
 
-        With ``averaged=True`` they are the average that a fit with ``Merge(averaging=...)`` keeps.
+        It is in evaluation mode, as for ``predict``; call ``train()`` to train it further. With
+        ``averaged=True`` the parameters are the average that a fit with ``Merge(averaging=...)``
+        keeps.
+
         Raises ``ValueError`` if the last fit kept none.
         """
         net = copies.copy_network(self._model.built.training_spec.net)
         params.load_into(net, self._model.current(averaged=averaged))
-        return net
+        return net.eval()
 
     def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
         """Return a copy of the global parameters, or of their average as in ``model``.
@@ -707,8 +724,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """Return about how many bytes a checkpoint takes: arrays, optimizers and the history."""
         return resuming.checkpoint_bytes(self._session)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
+    def save(self, path: str | os.PathLike[str], *, averaged: bool = False) -> None:
+        """Write the global parameters, or their average, to a ``.safetensors`` or ``.npz`` file.
 
         ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file includes the parameters'
         SHA-256. The file is complete or does not exist. Raises ``ValueError`` for other suffixes,
@@ -717,7 +734,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         if not is_remote(os.fspath(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-        params.save(path, params.from_module(self.model()))
+        params.save(path, params.from_module(self.model(averaged=averaged)))
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint.

@@ -201,7 +201,7 @@ def load(
     with torch.random.fork_rng(devices=()):  # a run seeds torch before it makes its network
         options = argparse.Namespace(run=Path(path), settings=(), trust=trust, best=best)
         with _open_run(options) as (_, trainer):
-            return trainer.model().eval()
+            return trainer.model()
 
 
 @contextmanager

@@ -224,10 +224,12 @@ def inference(
     batch_size: int | None,
     *,
     targets: bool = True,
+    averaged: bool = False,
 ) -> Iterator[tuple[Inference, Ref]]:
     """Provide the inference tasks on samples, x and y, and the current parameters, published.
 
-    Without ``targets``, only x is read from files. ``method`` is what the user has called.
+    With ``averaged`` these are the average that the last fit kept. Without ``targets``, only x is
+    read from files. ``method`` is what the user has called.
     """
     model = session.model
     workers = session.num_workers
@@ -244,7 +246,7 @@ def inference(
         check_count("batch_size", batch_size)
     with session.working():
         tasks = Inference(session, data, batch_size)
-        yield tasks, session.engine.publish(model.current())
+        yield tasks, session.engine.publish(model.current(averaged=averaged))
         tasks.data.warn_of_changes()
 
 

@@ -350,3 +350,31 @@ def test_a_summary_says_what_is_trained():
     assert str(table).splitlines()[-1] == (
         "192 parameters, 144 of them trained; 0.000904 MB in each worker's copy"
     )
+
+
+def test_a_model_that_leaves_is_in_evaluation_mode_and_predicts_the_same():
+    x, y = X, Y
+    net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 3))
+    for given in (net.train(), net.eval()):
+        trainer = trainer_of(net=lambda given=given: given)
+        trainer.fit(x, y, num_epochs=2, batch_size=10, merge=Merge(averaging="ema"), progress=False)
+        for averaged in (False, True):
+            left = trainer.model(averaged=averaged)
+            assert not any(module.training for module in left.modules())
+            with torch.no_grad():
+                outputs = left(torch.from_numpy(x)).numpy()
+            predicted = trainer.predict(x, averaged=averaged)
+            np.testing.assert_allclose(outputs, predicted, rtol=1e-5, atol=1e-6)
+            loss = nn.functional.cross_entropy(torch.from_numpy(outputs), torch.from_numpy(y))
+            evaluated = trainer.evaluate(x, y, averaged=averaged)["loss"]
+            np.testing.assert_allclose(evaluated, loss, rtol=1e-5)
+        assert net.training == given.training
+
+
+def test_saves_hold_the_average_if_it_is_asked_for(tmp_path):
+    x, y = X, Y
+    trainer = trainer_of()
+    trainer.fit(x, y, num_epochs=3, batch_size=10, merge=Merge(averaging="ema"), progress=False)
+    trainer.save(tmp_path / "average.npz", averaged=True)
+    with np.load(tmp_path / "average.npz") as saved:
+        assert_same_bits(dict(saved), trainer.get_parameters(averaged=True))

@@ -243,7 +243,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         fit_options = self._fit_options(x, y, weights, seed)
         with trainer:
             trainer.fit(**fit_options, num_epochs=num_epochs)
-        self.module_ = trainer.model().eval()
+        self.module_ = trainer.model()
         self.history_ = _continued(self.history_ if warm_start else History(), trainer.history)
         # 0 if max_time allowed no round.
         self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0
