@@ -33,6 +33,11 @@ def own_tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: kept[name] for name in kept if name not in module._non_persistent_buffers_set}
 
 
+def held_by(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return the dicts in which a module itself holds parameters, buffers and submodules."""
+    return module._parameters, module._buffers, module._modules
+
+
 def spectral_vectors(module: nn.Module) -> Iterator[torch.Tensor]:
     """Return the singular vectors by which a module normalizes weights.
 

@@ -65,7 +65,10 @@ class ModuleStep:
         vars(net).update(log=log, log_dict=log_dict)
         method = getattr(net, self.__name__)
         parameters = inspect.signature(method).parameters
-        return method(*(batch, context.number)[: len(parameters)])
+        try:
+            return method(*(batch, context.number)[: len(parameters)])
+        finally:
+            del net.log, net.log_dict
 
     def __repr__(self) -> str:
         return self.__name__

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import is_sequence, map_leaves
+from compss_train.model.attributes import AttributeReader, changed_attributes
 from compss_train.model.broadcasting import ComparingStep
 from compss_train.model.error_hints import dtypes, error_notes, kind_of, label_hint
 from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep
@@ -49,6 +50,7 @@ class ModelReplica:
         self.half = HALF.get(spec.precision)
         """The lower precision of autocast, or ``None``."""
         copied = spec.copied(parameters, device, training=training)
+        self._roots = copied.roots()
         self.net = copied.net
         self.measures = copied.measures
         self.optimizer_factory = copied.optimizer
@@ -64,6 +66,17 @@ class ModelReplica:
         """Whether the next step is watched for outputs and targets that it broadcasts."""
         self.conversions: set[tuple[str, str]] = set()
         """The dtypes that were converted, each with the new one."""
+
+    def attributes(self) -> AttributeReader:
+        """Read the attributes of the copy as they are now."""
+        return AttributeReader(self.net, self._roots)
+
+    def changed_attributes(self, worker: int) -> dict[str, Any]:
+        """Return the attributes that a new copy has not, after a worker has trained this one."""
+        immutable = self.spec.immutable_attributes
+        if immutable.hold and immutable.are_in(self._roots):
+            return {}
+        return changed_attributes(self.spec.attributes, self.attributes(), worker)
 
     @cached_property
     def _dtype(self) -> torch.dtype | None:

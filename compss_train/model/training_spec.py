@@ -10,6 +10,7 @@ from torch import nn
 
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
+from compss_train.model.attributes import NETWORK, AttributeReader, ImmutableAttributes
 from compss_train.model.devices import is_gpu
 from compss_train.model.gradients import Gradients
 from compss_train.model.losses import BatchFunction
@@ -160,6 +161,36 @@ class TrainingSpec:
             if field.name != "compile"
         }
         return copies.CopyTemplate(values, copies.own_entries(self.net))
+
+    def roots(self) -> dict[str, Any]:
+        """Return the objects that may keep something from batch to batch, by names for users."""
+        augmentation = self.train_transform and self.train_transform.function
+        metrics = self.measures.metrics.items()
+        objects = {
+            NETWORK: self.net,
+            "loss": self.loss,
+            **{
+                f"metric[{name!r}]": metric
+                for name, metric in metrics
+                if not isinstance(metric, TorchMetric)  # each round has its own
+            },
+            "transform": self.transform,
+            "train_transform": augmentation,
+            "collate": self.collate,
+            "training_step": self.training_step,
+            "validation_step": self.validation_step,
+        }
+        return {name: value for name, value in objects.items() if value is not None}
+
+    @cached_property
+    def attributes(self) -> AttributeReader:
+        """The attributes that a new copy has."""
+        return AttributeReader(self.net, self.roots())
+
+    @cached_property
+    def immutable_attributes(self) -> ImmutableAttributes:
+        """The same, as far as they are immutable."""
+        return ImmutableAttributes(self.roots())
 
     def weightless(self, device: str = "meta") -> Self:
         """Return a copy whose parameters have no values, for tasks, which receive them apart.

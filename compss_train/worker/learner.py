@@ -11,6 +11,7 @@ from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
 from compss_train.model import parameters as params
+from compss_train.model.attributes import OPTIMIZER, AttributeReader, changed_attributes
 from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.loss_warnings import batch_warning
 from compss_train.model.lr_schedule import Hyperparameters
@@ -78,12 +79,16 @@ class Learner:
                 job.callbacks, context, self._accumulator, state.callbacks or {}
             )
         reset = job.optimizer_state == "reset"
+        self._new_optimizer_attributes: AttributeReader | None = None
+        """The attributes of a new optimizer, if it is none of torch's own."""
         optimizer = self._new_optimizer(None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(optimizer, net, moments)
         self._average = None
         if job.averaging is not None:
             self._average = StepAverage(net, job.averaging, averaged)
+        if state.attributes:
+            self._set_attributes(state.attributes, optimizer, reset=reset)
         self._stepper = stepper_of(self.replica, optimizer, state, average=self._average)
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
@@ -219,6 +224,9 @@ class Learner:
         optimizer = make_optimizer(self.replica.optimizer_factory, self.replica.net)
         if self._callbacks is not None:
             self._callbacks.optimizer(optimizer)
+        if not type(optimizer).__module__.startswith("torch.optim."):
+            self._new_optimizer_attributes = self._attributes_of(optimizer)
+            self._new_optimizer_attributes.freeze()
         if state is not None:
             saved = state["param_groups"]
             groups = optimizer.state_dict()["param_groups"]
@@ -231,6 +239,30 @@ class Learner:
             state = {**state, "param_groups": [*saved, *groups[len(saved) :]]}
             load_optimizer(optimizer, state)
         return optimizer
+
+    def _attributes_of(self, optimizer: torch.optim.Optimizer) -> AttributeReader:
+        return AttributeReader(self.replica.net, {OPTIMIZER: optimizer})
+
+    def _set_attributes(
+        self, kept: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, reset: bool
+    ) -> None:
+        """Set the attributes that the worker kept; a ``reset`` optimizer has new ones."""
+        of_optimizer = {name: kept[name] for name in kept if name.startswith(f"{OPTIMIZER}.")}
+        others = {name: kept[name] for name in kept if name not in of_optimizer}
+        device = self._work.device
+        if others:
+            self.replica.attributes().set(others, device)
+        if of_optimizer and not reset:
+            self._attributes_of(optimizer).set(of_optimizer, device)
+
+    def _changed_attributes(self) -> dict[str, Any] | None:
+        """Return the attributes that a new copy has not."""
+        worker = self._work.worker
+        kept = self.replica.changed_attributes(worker)
+        if self._new_optimizer_attributes is not None:
+            optimizer = self._attributes_of(self.optimizer)
+            kept |= changed_attributes(self._new_optimizer_attributes, optimizer, worker)
+        return kept or None
 
     def finish(self, measured: Measured | None = None) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
@@ -294,6 +326,7 @@ class Learner:
             random=devices.RandomState.capture(self._work.device, self._random),
             batches=self._batches,
             module_buffers=changed_buffers(self.replica.net, self._job.spec.net),
+            attributes=self._changed_attributes(),
             scaler=self._stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states() if self._callbacks is not None else None,
             **fields,

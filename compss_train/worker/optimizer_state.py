@@ -11,6 +11,7 @@ from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import CPU, is_gpu, to_device, to_host
+from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.net_optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.model.parameters import to_arrays
 from compss_train.model.parts import Moments
@@ -76,9 +77,29 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     products = [states[number]["mu_product"] for number, _ in with_product]
     for number, _ in with_product:
         states[number]["mu_product"] = 1.0
+    groups = optimizer.param_groups
+    before = optimizer.state
     optimizer.load_state_dict({**state, "state": states})  # torch copies the groups
+    # Those of JoinedOptimizer are shared by it.
+    if not type(optimizer).__module__.startswith(("torch.optim.", JoinedOptimizer.__module__)):
+        _keep_containers(optimizer, groups, before)
     for (_, parameter), product in zip(with_product, products, strict=True):
         optimizer.state[parameter]["mu_product"] = product
+
+
+def _keep_containers(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any
+) -> None:
+    """Put what was loaded into the containers of before, which inner optimizers may share."""
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        if group is not loaded:
+            group.clear()
+            group.update(loaded)
+    if state is not optimizer.state:
+        state.clear()
+        state.update(optimizer.state)
+    optimizer.param_groups = groups
+    optimizer.state = state
 
 
 def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:

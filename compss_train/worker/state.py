@@ -34,6 +34,8 @@ class WorkerState(PickledByFields):
     """Number of batches that the worker has trained, for training steps."""
     module_buffers: dict[str, torch.Tensor] | None = None
     """The network's own buffers that have changed."""
+    attributes: dict[str, Any] | None = None
+    """What else objects keep that a new copy has not, by paths such as ``network.0.begun``."""
     scaler: dict[str, Any] | None = None
     """The state of the loss scaler in fp16."""
     callbacks: dict[str, Any] | None = None

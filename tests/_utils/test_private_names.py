@@ -38,6 +38,7 @@ OWNERS = {
     "_indices": datasets.Dataset.from_dict({"x": [0]}),
     "_inject_new_class": parametrize,
     "_inject_property": parametrize,
+    "_modules": LINEAR,
     "_non_persistent_buffers_set": LINEAR,
     "_num_workers": LOADER,
     "_parameters": LINEAR,
