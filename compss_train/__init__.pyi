@@ -20,6 +20,7 @@ from compss_train.exceptions import TrainingEndedError as TrainingEndedError
 from compss_train.exceptions import WorkerLostError as WorkerLostError
 from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
 from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
+from compss_train.model.counted import Counted as Counted
 from compss_train.model.gradients import Gradients as Gradients
 from compss_train.model.schedule import Schedule as Schedule
 from compss_train.model.train_transform import TrainTransform as TrainTransform

@@ -30,6 +30,7 @@ from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model import parameters as params
+from compss_train.model.counted import Counted
 from compss_train.model.gradients import Gradients
 from compss_train.model.lightning_style import configured_schedule
 from compss_train.model.net_optimizers import bound_to_copy
@@ -132,7 +133,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         self,
         net: nn.Module | Mapping[str, nn.Module],
         optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None = None,
-        loss: str | losses.BatchFunction | None = None,
+        loss: str | losses.BatchFunction | Counted | None = None,
         metric: MetricSpec = None,
         num_gpu: int = 0,
         num_nodes: int = 1,
@@ -171,8 +172,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         loss:
             One of EDDL's names, or a callable of (output, target) that returns a mean over the
             batch. ``cross_entropy`` and ``softmax_cross_entropy`` take logits,
-            ``categorical_cross_entropy`` takes probabilities, such as the outputs of a softmax. May
-            be left out with a training step.
+            ``categorical_cross_entropy`` takes probabilities, such as the outputs of a softmax.
+            ``Counted(function, count=...)`` is a mean over what the count says. May be left out
+            with a training step.
         metric:
             Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list
             of these, or a dict whose keys are their names in the history. docs/watching.md explains
@@ -225,7 +227,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             A function of the model, the batch and a ``StepContext``, or a method of the module. The
             batch is a tuple, (x, y) or (x,), as of a ``DataLoader`` over a ``TensorDataset``;
             without y, what ``collate`` returns is passed unchanged. The step returns a loss, or a
-            dict with ``"loss"`` and other numbers. A Lightning-style module with both and
+            dict with ``"loss"`` and other numbers; ``"count"`` says what the loss is a mean over,
+            if that is not the samples. A Lightning-style module with both and
             ``configure_optimizers`` needs no optimizer or loss here: docs/models.md. ``None``
             (default) computes ``loss`` from the network's outputs.
 
@@ -236,10 +239,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         self._model.require_idle("build")
         check_count("num_nodes", num_nodes, least=0)
         original = network_checks.checked_network(net)
+        function = loss.function if isinstance(loss, Counted) else loss
         factory, training, validation = resolve_steps(
             original,
             optimizer,
-            loss,
+            function,
             training_step=training_step,
             validation_step=validation_step,
         )
@@ -248,8 +252,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         spec = training_spec.TrainingSpec(
             net=network,
             optimizer=factory,
-            loss=no_loss if loss is None else resolve_loss(loss),
-            measures=resolve_metrics(metric, loss),
+            loss=no_loss if function is None else resolve_loss(function),
+            loss_count=loss.count if isinstance(loss, Counted) else None,
+            measures=resolve_metrics(metric, function),
             transform=transform,
             train_transform=as_train_transform(train_transform),
             collate=collate,

@@ -17,7 +17,7 @@ from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep
 from compss_train.model.losses import is_from_library, suitable_target
 from compss_train.model.measurements import measured_number
 from compss_train.model.parameters import Parameters
-from compss_train.model.training_loss import TrainingLoss
+from compss_train.model.training_loss import TrainingLoss, checked_count
 from compss_train.model.training_spec import Precision, TrainingSpec
 from compss_train.model.training_step import Step, StepContext, StepResult, no_loss
 
@@ -54,7 +54,9 @@ class ModelReplica:
         self.net = copied.net
         self.measures = copied.measures
         self.optimizer_factory = copied.optimizer
-        self.loss = TrainingLoss(copied.loss, spec.class_weight if training else None, device)
+        self.loss = TrainingLoss(
+            copied.loss, spec.class_weight if training else None, device, count=copied.loss_count
+        )
         self.collate = copied.collate
         self.transform = copied.transform
         self.train_transform = copied.train_transform
@@ -187,6 +189,9 @@ class ModelReplica:
         output = values.pop("output", None)
         target = values.pop("target", x if y is None else y)
         losses = values.pop("losses", None)
+        counted = self.loss.take_count(loss)
+        if isinstance(returned, Mapping) and "count" in returned:
+            counted = checked_count(values.pop("count"))
         if self.measures.metrics and output is None:
             raise ValueError(
                 f"metric= is measured on outputs, which {step_name} does not return; return "
@@ -194,7 +199,7 @@ class ModelReplica:
                 "numbers themselves"
             )
         measured = {name: measured_number(name, value) for name, value in values.items()}
-        return StepResult(loss, output, target, measured=measured, losses=losses)
+        return StepResult(loss, output, target, measured=measured, losses=losses, counted=counted)
 
     @torch.no_grad()
     def losses_by_sample(self, result: StepResult, samples: int) -> torch.Tensor:

@@ -8,9 +8,11 @@ over batches are weighted by it, so that they are the mean over all targets.
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -30,7 +32,7 @@ class BatchLoss(NamedTuple):
     """The loss of a batch, which is a mean."""
 
     mean: Tensor
-    counted: Tensor | None
+    counted: Tensor | float | None
     """What it is a mean over: the sum of the weights of the targets that count; 0 if none does.
 
     ``None`` for a mean over samples.
@@ -41,9 +43,17 @@ class TrainingLoss:
     """The loss itself without weights, and the weighted mean with weights."""
 
     def __init__(
-        self, loss: BatchFunction, class_weight: Sequence[float] | None = None, device: str = "cpu"
+        self,
+        loss: BatchFunction,
+        class_weight: Sequence[float] | None = None,
+        device: str = "cpu",
+        *,
+        count: Callable[[Any], Any] | None = None,
     ) -> None:
         self._loss = loss
+        self._user_count = count
+        self._last: BatchLoss | None = None
+        """The last loss that was called for."""
         self._checks_shapes = is_from_library(loss)
         self._class_weight = None
         if class_weight is not None:
@@ -54,7 +64,14 @@ class TrainingLoss:
 
         It is 0 if no target counts. Raises ``ValueError`` for other weights.
         """
-        return self.of_batch(output, target, weight).mean
+        self._last = self.of_batch(output, target, weight)
+        return self._last.mean
+
+    def take_count(self, loss: Tensor) -> Tensor | float | None:
+        """Return the count of the loss that the last call returned; ``None`` for another one."""
+        last = self._last
+        self._last = None
+        return last.counted if last is not None and last.mean is loss else None
 
     def of_batch(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> BatchLoss:
         """Return the loss of a batch and its count; the arguments are those of a call."""
@@ -88,6 +105,10 @@ class TrainingLoss:
 
     def _unweighted(self, output: Tensor, target: Tensor) -> BatchLoss:
         """Return the loss itself; where no target counts, 0 with gradients of 0 instead of NaN."""
+        if self._user_count is not None:
+            with comparing(output, target):
+                mean = self._loss(output, target)
+            return BatchLoss(mean, checked_count(self._user_count(target)))
         count = self._count(output, target)
         if count is None or (count.is_cpu and count > 0):
             with nullcontext() if self._checks_shapes else comparing(output, target):
@@ -177,6 +198,18 @@ class TrainingLoss:
     @cached_property
     def _ignore_index(self) -> int | None:
         return ignore_index_of(self._loss)
+
+
+def checked_count(count: Any) -> float:
+    """Return what a user says that a loss is a mean over; raise ``ValueError`` for no number."""
+    is_number = isinstance(count, Real) or (isinstance(count, Tensor) and count.numel() == 1)
+    number = float(count) if is_number else math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"the count of a batch's loss is {count!r}: give what the loss is a mean over, one "
+            "finite number of at least 0"
+        )
+    return number
 
 
 def _like_losses(weights: Tensor, losses: Tensor) -> Tensor:

@@ -75,6 +75,8 @@ class TrainingSpec:
     net: nn.Module
     optimizer: NetOptimizer
     loss: BatchFunction
+    loss_count: Callable[[Any], Any] | None = None
+    """What a user's loss is a mean over; ``None`` for the samples, or what is known of the loss."""
     measures: Measures = field(default_factory=Measures)
     transform: Callable[[Any], Any] | None = None
     """Applied to each batch of x in the worker, on its device."""

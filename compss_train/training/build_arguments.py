@@ -26,6 +26,7 @@ PICKLED = (
     "net",
     "optimizer",
     "loss",
+    "loss_count",
     "transform",
     "collate",
     "compile",
@@ -162,6 +163,7 @@ class BuildArguments:
         return {
             **details("net", spec.net, tensors=False),
             **details("loss", spec.loss),
+            **({} if spec.loss_count is None else details("loss_count", spec.loss_count)),
             "modules in evaluation mode": ", ".join(evaluated),
         }
 

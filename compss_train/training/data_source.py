@@ -195,7 +195,7 @@ class DataSource:
 
         ``uncounted`` is the number of samples since the last one with a target that counts.
         """
-        if uncounted and uncounted >= self.number_samples:
+        if self.counted and uncounted and uncounted >= self.number_samples:
             raise ValueError(
                 f"no target of {uncounted} samples counts, so that nothing was trained: all are "
                 "the class index that the loss ignores, or have weight 0; check y, the loss's "

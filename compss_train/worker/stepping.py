@@ -192,6 +192,11 @@ class Stepper:
             with replica.autocast():
                 result = replica.measure_loss(batch.x, batch.y, batch.weight)
         loss = result.loss
+        if not isinstance(result.counted, torch.Tensor) and result.counted == 0:
+            for parameter in self._trained:  # not of the loss, which may be NaN
+                if parameter.grad is None and parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+            return result
         _check_loss(loss)
         if self._gradients.accumulate > 1:
             share = self._share(result.counted, batch.samples)
