@@ -75,7 +75,9 @@ class Largest(MergeRule):
         return {name: np.max([each[name] for each in arrays], axis=0) for name in arrays[0]}
 
 
-@pytest.mark.parametrize("rule", [First(), Largest(), "trimmed"], ids=str)
+@pytest.mark.parametrize(
+    "rule", [First(), Largest(), "trimmed"], ids=["first", "largest", "trimmed"]
+)
 @pytest.mark.parametrize("kind", ["synchronous", "commutative"])
 def test_a_rule_works_with_each_schedule_that_has_all_workers(engine, rule, kind):
     options = {"optimizer_state": "average", "averaging": "ema"}
@@ -136,7 +138,7 @@ class Stopping(Callback):
         (Merge(), 3, [Weighing(lambda worker: float("nan"))], "Weighing.on_merge"),
         (Merge(), 3, [Weighing(lambda worker: 0)], "Weighing.on_merge"),
     ],
-    ids=str,
+    ids=["few workers", "server", "alone", "negative", "NaN", "all 0"],
 )
 def test_wrong_rules_and_weights(merge, workers, callbacks, name, raises):
     with raises(ValueError, name):
