@@ -27,54 +27,51 @@ from compss_train.model.schedule import USAGE, Schedule, ScheduleSpec
 Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
 
-
 TimedHyperparameters: TypeAlias = tuple[tuple[Fraction, Hyperparameters], ...]
-"""Hyperparameters in turn, each with the fraction of a worker's batches at which they take
-effect.
-"""
-
-
-WHOLE = Fraction(0), Fraction(1)
-"""Start and end of an epoch."""
-
+"""Hyperparameters in turn, each with the fraction of a worker's batches from which they hold."""
 
 MUCH_LONGER = 4
-"""A fit that ends before this fraction of its schedule probably counts something else than the
-schedule does.
-"""
-
-
-_LENGTHS = ("total_steps", "T_max", "total_iters")
-"""Attributes of torch's schedulers with their number of steps."""
-
+"""Times the length of a fit from which a schedule probably counts something else than the fit."""
 
 PREPARED_STEPS = 20_000
 """Steps of a schedule that are computed before a fit: about a second of work."""
 
+_START = Fraction(0)
+_END = Fraction(1)
 
-_CONSTRUCTOR_ARGUMENTS = (
-    *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
-    *("min_lrs", "default_min_lr", "eps"),
-)
-"""Attributes that a scheduler's constructor sets and a resumed fit may change; the others are its
-state.
-"""
+_LENGTHS = ("total_steps", "T_max", "total_iters")
+"""Attributes of torch's schedulers with their number of steps."""
+
+_CONSTRUCTOR_ARGUMENTS = {
+    "cooldown",
+    "default_min_lr",
+    "eps",
+    "factor",
+    "min_lrs",
+    "mode",
+    "mode_worse",
+    "patience",
+    "threshold",
+    "threshold_mode",
+}
+"""Attributes of a scheduler that a resumed fit may change; the others are its state."""
 
 
 class LrSchedule:
-    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of
-    a trainer.
+    """The hyperparameters of each step of a schedule.
 
-    A scheduler is stepped without arguments at equal fractions of each epoch. ``ReduceLROnPlateau``
-    is stepped with the loss of the last round when the next epoch begins: once an epoch, or once
-    for a round of several epochs, which then have the same hyperparameters.
+    Epochs are counted from 0 over all fits of a trainer. A scheduler is stepped without arguments
+    at equal fractions of each epoch. ``ReduceLROnPlateau`` is stepped with the loss of the last
+    round when the next epoch begins: once an epoch, or once for a round of several epochs, which
+    then have the same hyperparameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
         self._groups = optimizer.param_groups
-        # The scheduler changes some at once.
+        # Before the scheduler is made, which changes some at once.
         self._initial = [_numeric_values(group) for group in self._groups]
         self._changed = [{"lr"} for _ in self._groups]
+        """For each parameter group, the names of the hyperparameters that have ever changed."""
         self._scheduler = _make_scheduler(schedule, optimizer)
         self.waits = isinstance(self._scheduler, ReduceLROnPlateau)
         """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
@@ -82,13 +79,15 @@ class LrSchedule:
         """Number of steps an epoch."""
         self.unit = schedule.unit
         self._known = [self._current()]
+        """The hyperparameters of each step so far."""
         self._failure: Exception | None = None
         self._epoch = 0
         self._measured: float | None = None
 
     def at(self, step: int) -> Hyperparameters:
-        """Return the hyperparameters of a step, counted over all epochs; a ``waits`` schedule is
-        asked in order.
+        """Return the hyperparameters of a step, counted over all epochs.
+
+        A schedule that ``waits`` is asked in order. Raises ``ValueError`` if the schedule fails.
         """
         if self.waits:
             if step > self._epoch:
@@ -117,23 +116,21 @@ class LrSchedule:
         ) from self._failure
 
     def during(
-        self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]
+        self, epoch: int, start: Fraction = _START, stop: Fraction = _END
     ) -> TimedHyperparameters:
         """Return the hyperparameters of the steps between two fractions of an epoch, in turn."""
+        steps = range(math.floor(self.steps * start), math.ceil(self.steps * stop))
+        times = [(Fraction(step, self.steps) - start) / (stop - start) for step in steps]
         return tuple(
-            (
-                max(Fraction(0), (Fraction(step, self.steps) - start) / (stop - start)),
-                self.at(epoch * self.steps + step),
-            )
-            for step in range(math.floor(self.steps * start), math.ceil(self.steps * stop))
+            (max(_START, time), self.at(epoch * self.steps + step))
+            for time, step in zip(times, steps, strict=True)
         )
 
-    def rates(self, epoch: int, stop: Fraction = WHOLE[1]) -> dict[str, float]:
-        """Return the learning rates of the parameter groups in the last step before a fraction of
-        an epoch.
-        """
-        now = self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)
-        return rates({**group, **values} for group, values in zip(self._groups, now, strict=True))
+    def rates(self, epoch: int, stop: Fraction = _END) -> dict[str, float]:
+        """Return the learning rates in the last step before a fraction of an epoch."""
+        last = epoch * self.steps + math.ceil(self.steps * stop) - 1
+        groups = zip(self._groups, self.at(last), strict=True)
+        return rates({**group, **hyperparameters} for group, hyperparameters in groups)
 
     def prepare(self, stop: int, batches: int, workers: int) -> None:
         """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters.
@@ -142,44 +139,56 @@ class LrSchedule:
         At most the first ``PREPARED_STEPS`` steps are computed; later ones when they are reached.
         ``batches`` is the number of batches of a worker in an epoch.
         """
-        self.steps = batches if self.unit == "batches" else self.steps
-        length = max((getattr(self._scheduler, name, 0) for name in _LENGTHS), default=0)
+        if self.unit == "batches":
+            self.steps = batches
         steps = stop * self.steps
-        shared = self.unit == "batches" and workers > 1
-        if shared and isinstance(self._scheduler, LambdaLR):  # one that falls to 0 ends there
-            later = range(steps + 1, min(steps * workers + steps // 10 + 2, PREPARED_STEPS))
-            with suppress(ValueError):  # one that fails after the fit does not fail in it
-                length = next(
-                    (step for step in later if not any(group["lr"] for group in self.at(step))), 0
-                )
-        of_one = shared and abs(length / steps - workers) < workers / 10
-        if of_one or length > MUCH_LONGER * steps:
-            a_step = {1: "once an epoch"}.get(self.steps, f"{self.steps} times an epoch")
+        self._warn_of_length(steps, workers)
+        if not self.waits:
+            self.at(min(steps, PREPARED_STEPS) - 1)
+
+    def _warn_of_length(self, steps: int, workers: int) -> None:
+        """Warn if the schedule is made for much more than the ``steps`` of a fit."""
+        workers_share_steps = self.unit == "batches" and workers > 1
+        length = max(getattr(self._scheduler, name, 0) for name in _LENGTHS)
+        if workers_share_steps and isinstance(self._scheduler, LambdaLR):
+            length = self._first_step_without_rate(
+                steps + 1, min(steps * workers + steps // 10 + 2, PREPARED_STEPS)
+            )
+        is_of_one_worker = workers_share_steps and abs(length / steps - workers) < workers / 10
+        if not is_of_one_worker and length <= MUCH_LONGER * steps:
+            return
+        if is_of_one_worker:
+            advice = f"divide its length by {workers}, as the workers share the batches"
+        elif self.unit == "batches":
+            advice = "give it as many steps as the fit has"
+        else:
             advice = (
                 "give its length in epochs, or step it with every batch by "
                 "Schedule(function, unit='batches')"
             )
-            if self.unit == "batches":
-                advice = "give it as many steps as the fit has"
-            if of_one:
-                advice = f"divide its length by {workers}, as the workers share the batches"
-            warn_user(
-                f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit "
-                f"ends after {steps}, as it is stepped {a_step}: {advice}"
-            )
-        if not self.waits:
-            self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
+        frequency = "once an epoch" if self.steps == 1 else f"{self.steps} times an epoch"
+        warn_user(
+            f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit "
+            f"ends after {steps}, as it is stepped {frequency}: {advice}"
+        )
+
+    def _first_step_without_rate(self, start: int, stop: int) -> int:
+        """Return the step in which a function falls to 0, where it seems to end; 0 if it does not.
+
+        A schedule that fails after a fit does not fail in it.
+        """
+        with suppress(ValueError):
+            for step in range(start, stop):
+                if not any(group["lr"] for group in self.at(step)):
+                    return step
+        return 0
 
     def observe(self, record: Mapping[str, Any]) -> None:
-        """Remember the validation loss of a round that has ended, or the training loss without
-        validation data.
-        """
+        """Remember the validation loss of a round that has ended, or else its training loss."""
         self._measured = record.get("val_loss", record["loss"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that does not follow from the epoch: numbers and strings, in dicts and
-        lists.
-        """
+        """Return the state that does not follow from the epoch, as JSON can hold it."""
         if not self.waits:
             return {}
         state = self._scheduler.state_dict()
@@ -193,9 +202,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; the state of another kind of schedule is
-        ignored.
-        """
+        """Restore what ``state_dict`` returned; ignore the state of another kind of schedule."""
         if not self.waits or not state:
             return
         self._scheduler.load_state_dict(dict(state["scheduler"]))
@@ -208,8 +215,7 @@ class LrSchedule:
         self._measured = state["measured"]
 
     def _current(self) -> Hyperparameters:
-        """Return, for each parameter group, ``lr`` and the other hyperparameters that have ever
-        changed.
+        """Return for each group ``lr`` and the other hyperparameters that have ever changed.
 
         Raises ``ValueError`` for a learning rate that is negative or not finite.
         """
@@ -221,14 +227,14 @@ class LrSchedule:
                     f"schedule= sets the learning rate to {values['lr']}; it must be finite and "
                     "at least 0"
                 )
-        both = zip(current, self._changed, strict=True)
-        return tuple({name: values[name] for name in sorted(changed)} for values, changed in both)
+        return tuple(
+            {name: values[name] for name in sorted(changed)}
+            for values, changed in zip(current, self._changed, strict=True)
+        )
 
 
 def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's hyperparameters that are numbers or tuples: the ones that schedulers
-    change.
-    """
+    """Return the hyperparameters of a group that schedulers change: numbers and tuples."""
     values = {
         name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         for name, value in group.items()
@@ -248,53 +254,57 @@ def make_schedule(
 
 
 def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    spec: Any = schedule.function
-    result = _try_call(spec, optimizer)
-    if not isinstance(result, LRScheduler):
-        factor = _try_call(spec, 0)
+    """Return torch's scheduler; raise ``ValueError`` if ``function`` makes none that suits."""
+    function: Any = schedule.function
+    scheduler = _result_or_error(function, optimizer)
+    if not isinstance(scheduler, LRScheduler):
+        factor = _result_or_error(function, 0)
         if not isinstance(factor, Real | torch.Tensor):
-            of_optimizer, of_epoch = (
-                f"raised {type(each).__name__} ({each})"
-                if isinstance(each, Exception)
-                else (f"returned {each!r}")
-                for each in (result, factor)
-            )
             raise ValueError(
-                f"schedule= {of_optimizer} when called with an optimizer, and {of_epoch} when "
-                f"called with epoch 0; {USAGE}"
+                f"schedule= {_outcome(scheduler)} when called with an optimizer, and "
+                f"{_outcome(factor)} when called with epoch 0; {USAGE}"
             )
         return LambdaLR(optimizer, schedule.factor)
-    if getattr(result, "optimizer", optimizer) is not optimizer:
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(
             "schedule= returns a scheduler of another optimizer than the one it is called with, "
             "which would have no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
         )
-    if isinstance(result, ReduceLROnPlateau) and (
-        (schedule.steps, result.mode) != (1, "min") or schedule.unit == "batches"
-    ):
-        raise ValueError(
-            f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a ReduceLROnPlateau "
-            f"with mode={result.mode!r}: it is stepped once an epoch, with the validation loss, "
-            "or else the training loss; leave out steps=, unit= and mode="
-        )
-    return result
+    if isinstance(scheduler, ReduceLROnPlateau):
+        has_options = schedule.steps != 1 or schedule.unit == "batches"
+        if has_options or scheduler.mode != "min":
+            raise ValueError(
+                f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a "
+                f"ReduceLROnPlateau with mode={scheduler.mode!r}: it is stepped once an epoch, "
+                "with the validation loss, or else the training loss; leave out steps=, unit= "
+                "and mode="
+            )
+    return scheduler
 
 
-def _try_call(spec: Callable[[Any], Any], argument: object) -> Any:
+def _result_or_error(function: Callable[[Any], Any], argument: object) -> Any:
     """Return the result of a call, or the exception that it raises."""
     try:
-        return spec(argument)
+        return function(argument)
     except Exception as error:
         return error
 
 
+def _outcome(result: object) -> str:
+    """Return what a call returned or raised, for a message."""
+    if isinstance(result, Exception):
+        return f"raised {type(result).__name__} ({result})"
+    return f"returned {result!r}"
+
+
 def rates(groups: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the learning rate of the first group as ``lr``, and those of others and named ones as
-    ``lr/NAME``.
+    """Return the learning rates of parameter groups by their names in records.
+
+    That of the first group is ``lr``; those of others, and of all with a name, are ``lr/NAME``.
     """
-    found: dict[str, float] = {}
+    named: dict[str, float] = {}
     for number, group in enumerate(groups):
-        found.setdefault("lr", float(group["lr"]))
-        if number or "name" in group:
-            found[f"lr/{group.get('name', number)}"] = float(group["lr"])
-    return found
+        named.setdefault("lr", float(group["lr"]))
+        if number > 0 or "name" in group:
+            named[f"lr/{group.get('name', number)}"] = float(group["lr"])
+    return named

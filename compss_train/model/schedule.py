@@ -14,10 +14,9 @@ ScheduleFunction: TypeAlias = (
     | Callable[[float], float]
     | Callable[[torch.optim.Optimizer], LRScheduler]
 )
-
+"""A function of the epoch or step that returns a factor, or one that makes torch's scheduler."""
 
 ScheduleUnit = Literal["epochs", "steps", "batches"]
-
 
 USAGE = (
     "give a function of the epoch that returns a factor of the learning rate, such as lambda "
@@ -54,9 +53,9 @@ class Schedule:
     unit: ScheduleUnit = "epochs"
 
     def __post_init__(self) -> None:
-        given: object = self.function
-        if not callable(given):
-            raise TypeError(f"schedule={given!r} is not callable; {USAGE}")
+        function: object = self.function
+        if not callable(function):
+            raise TypeError(f"schedule={function!r} is not callable; {USAGE}")
         check_count("steps", self.steps)
         check_choice("unit", self.unit, get_args(ScheduleUnit))
         if self.unit == "batches" and self.steps != 1:
@@ -72,9 +71,9 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Return the factor of a step, counted over all epochs, if ``function`` returns factors."""
         function: Callable[[Any], Any] = self.function
-        return float(
-            function(step if (self.unit != "epochs" or self.steps == 1) else step / self.steps)
-        )
+        if self.unit == "epochs" and self.steps > 1:
+            return float(function(step / self.steps))
+        return float(function(step))
 
 
 ScheduleSpec: TypeAlias = ScheduleFunction | Schedule
