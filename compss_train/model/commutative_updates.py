@@ -14,23 +14,22 @@ from compss_train.model.parameters import Parameters
 
 
 class MergedParameters(Parameters):
-    """Parameters under commutative merging, with the number of samples that have been merged into
-    them.
-    """
+    """Parameters under commutative merging."""
 
     samples: float = 0
+    """Number of samples that have been merged into them."""
 
 
 def apply_delta(
     current: Parameters,
     base: Parameters,
     trained: Contribution,
+    *,
     count: float,
     total: int,
     buffers: Collection[str] = (),
 ) -> MergedParameters:
-    """Return the global parameters after merging a worker that trained ``count`` of a round's
-    ``total`` samples.
+    """Return the parameters after merging a worker with ``count`` of a round's ``total`` samples.
 
     Weights become current + count/total · (trained - base): additions of the workers' changes
     commute, so that their order changes rounding only. The names in ``buffers`` are statistics,
@@ -42,23 +41,22 @@ def apply_delta(
     merged = MergedParameters()
     merged.samples = samples
     for name, array in current.items():
-        new: Any = trained[name]
+        trained_array: Any = trained[name]
         if array.dtype.kind not in "fc":
-            merged[name] = np.maximum(array, new)
+            merged[name] = np.maximum(array, trained_array)
         elif name in buffers:
-            merged[name] = _interpolate(array, new, count / max(1, min(samples, total)))
+            fraction = count / max(1, min(samples, total))
+            merged[name] = _interpolate(array, trained_array, fraction)
         else:
-            shift = change(base[name], new)
-            shift *= count / total
-            shift += array
-            merged[name] = np.asarray(shift).astype(array.dtype, copy=False)
+            updated = change(base[name], trained_array)
+            updated *= count / total
+            updated += array
+            merged[name] = np.asarray(updated).astype(array.dtype, copy=False)
     return merged
 
 
 def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDArray[Any]:
-    """Return after - before, or ``after`` if it is already a change, in at least double
-    precision.
-    """
+    """Return after - before, or ``after`` if it is a change, in at least double precision."""
     wide = np.result_type(before.dtype, np.float64)
     if isinstance(after, CompressedChange):
         return after[:].astype(wide).reshape(after.shape)
@@ -66,18 +64,21 @@ def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDAr
 
 
 def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
+    """Return (1 - fraction) · array + fraction · trained."""
     mean = np.multiply(array, 1 - fraction, dtype=np.result_type(array.dtype, np.float64))
     mean += np.multiply(trained, fraction, dtype=mean.dtype)
     return np.asarray(mean).astype(array.dtype, copy=False)
 
 
 def halve(current: Parameters, trained: Parameters) -> Parameters:
-    """Return (current + trained) / 2, dislib's commutative rule, which gives the last worker half
-    the weight.
+    """Return (current + trained) / 2, dislib's commutative rule.
+
+    It gives half of the weight to the last worker. Integers take the maximum.
     """
-    return {
-        name: _interpolate(array, trained[name], 0.5)
-        if array.dtype.kind in "fc"
-        else np.maximum(array, trained[name])
-        for name, array in current.items()
-    }
+    merged = {}
+    for name, array in current.items():
+        if array.dtype.kind in "fc":
+            merged[name] = _interpolate(array, trained[name], 0.5)
+        else:
+            merged[name] = np.maximum(array, trained[name])
+    return merged

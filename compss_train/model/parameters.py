@@ -31,29 +31,33 @@ Parameters = dict[str, NDArray[Any]]
 
 FORMATS = (".npz", ".safetensors")
 """Suffixes of files of parameters."""
+
+_TORCH_SUFFIXES = (".pt", ".pth")
+"""Suffixes of files that ``torch.save`` wrote."""
+
 _SHA256 = "compss_train.sha256"
 """The key of the checksum in the metadata of a safetensors file."""
-_TORCH_SUFFIXES = (".pt", ".pth")
 
 _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def from_module(module: nn.Module) -> Parameters:
-    """Return the module's state_dict as arrays in its order; on the CPU they share the module's
-    memory.
-    """
+    """Return the module's state_dict as arrays; on the CPU they share the module's memory."""
     return to_arrays(module.state_dict())
 
 
 def to_arrays(tensors: Mapping[Key, Any]) -> dict[Key, NDArray[Any]]:
-    """Return tensors as arrays, in one copy from their device; ``TypeError`` with the name of any
-    other value.
+    """Return tensors as arrays, in one copy from their device.
+
+    Raises ``TypeError`` and ``ValueError``, with its name, for a value that is no dense tensor.
     """
-    ready = [_checked(name, tensor) for name, tensor in tensors.items()]
-    return dict(zip(tensors, (each.numpy() for each in devices.to_host(ready)), strict=True))
+    on_device = [_checked(name, tensor) for name, tensor in tensors.items()]
+    on_host = devices.to_host(on_device)
+    return {name: tensor.numpy() for name, tensor in zip(tensors, on_host, strict=True)}
 
 
 def _checked(name: object, tensor: object) -> torch.Tensor:
+    """Return a contiguous tensor of a dtype that numpy has."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be "
@@ -65,7 +69,9 @@ def _checked(name: object, tensor: object) -> torch.Tensor:
             f"{name!r} is lazy and has no shape yet; run one batch through the network first"
         )
     validation.check_dense(f"state_dict entry {name!r}", tensor)
-    return (tensor.float() if tensor.dtype in _WITHOUT_NUMPY_TYPE else tensor).contiguous()
+    if tensor.dtype in _WITHOUT_NUMPY_TYPE:
+        tensor = tensor.float()
+    return tensor.contiguous()
 
 
 @torch.no_grad()
@@ -77,7 +83,8 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them.
     """
     tensors = module.state_dict()
-    if wrong := sorted(tensors.keys() ^ parameters.keys()):
+    wrong = sorted(tensors.keys() ^ parameters.keys())
+    if wrong:
         raise ValueError(
             f"{wrong} are missing in the parameters, or are not in the network: it has {[*tensors]}"
         )
@@ -91,9 +98,9 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
             raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
         values = torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
         if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
-            own = str(tensor.dtype).removeprefix("torch.")
+            dtype = str(tensor.dtype).removeprefix("torch.")
             raise ValueError(
-                f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold "
+                f"{name!r} has dtype {array.dtype}, but {dtype} in the network, which cannot hold "
                 "its values"
             )
         devices.copy_into(tensor, values)
@@ -102,11 +109,11 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
     """Return arrays, tensors or lists by name as arrays."""
-    tensors = to_arrays(
+    of_tensors = to_arrays(
         {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     )
     return {
-        name: tensors[name] if name in tensors else np.asarray(value)
+        name: of_tensors[name] if name in of_tensors else np.asarray(value)
         for name, value in values.items()
     }
 
@@ -120,7 +127,8 @@ class NamedArrays(Parameters, validation.Suggesting):
     )
 
     def __repr__(self) -> str:
-        return f"{len(self)} arrays of {sum(array.size for array in self.values()):,} numbers"
+        numbers = sum(array.size for array in self.values())
+        return f"{len(self)} arrays of {numbers:,} numbers"
 
     def _repr_html_(self) -> str:
         return table(self, repr(self))._repr_html_()
@@ -129,15 +137,13 @@ class NamedArrays(Parameters, validation.Suggesting):
 def table(
     tensors: Mapping[str, Any], caption: str, kinds: Mapping[str, str] | None = None
 ) -> Table:
-    """Return a table of arrays or tensors with their names, sizes and, if given, the kind of
-    each.
-    """
+    """Return a table of arrays or tensors: their names, sizes, and kinds if these are given."""
     columns: dict[str, list[str]] = {
         "name": [*tensors],
-        "shape": [str(tuple(each.shape)) for each in tensors.values()],
-        "dtype": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
-        "numbers": [f"{math.prod(each.shape):,}" for each in tensors.values()],
-        "bytes": [f"{each.nbytes:,}" for each in tensors.values()],
+        "shape": [str(tuple(tensor.shape)) for tensor in tensors.values()],
+        "dtype": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+        "numbers": [f"{math.prod(tensor.shape):,}" for tensor in tensors.values()],
+        "bytes": [f"{tensor.nbytes:,}" for tensor in tensors.values()],
     }
     if kinds is not None:
         columns["kind"] = [kinds[name] for name in tensors]
@@ -151,19 +157,16 @@ def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:
 
 def first_not_finite(parameters: Parameters) -> str | None:
     """Return the name of the first array with a NaN or infinite value, or ``None``."""
-    return next(
-        (
-            name
-            for name, array in parameters.items()
-            if array.dtype.kind in "fc" and not np.isfinite(array).all()
-        ),
-        None,
-    )
+    for name, array in parameters.items():
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            return name
+    return None
 
 
 def check_finite(parameters: Parameters) -> None:
     """Raise ``ValueError`` naming the first array with a NaN or infinite value."""
-    if (name := first_not_finite(parameters)) is not None:
+    name = first_not_finite(parameters)
+    if name is not None:
         raise ValueError(
             f"parameter {name!r} has NaN or infinite values before training; initialise the "
             "network again, or load valid parameters with set_parameters"
@@ -171,30 +174,29 @@ def check_finite(parameters: Parameters) -> None:
 
 
 def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None:
-    """Raise ``DivergedError`` if a step of an outer optimizer led from finite ``inputs`` to NaN or
-    infinity.
+    """Raise ``DivergedError`` if an outer step made finite ``inputs`` NaN or infinite.
 
     Workers return values that are not finite only where ``on_nan="ignore"`` lets training continue
     with them.
     """
-    if (name := first_not_finite(parameters)) is None:
+    name = first_not_finite(parameters)
+    if name is None:
         return
     arrays = (
-        {key: value for key, value in each.items() if isinstance(value, np.ndarray)}
-        for each in inputs
+        {key: value for key, value in values.items() if isinstance(value, np.ndarray)}
+        for values in inputs
     )
-    if all(first_not_finite(each) is None for each in arrays):
+    if all(first_not_finite(finite) is None for finite in arrays):
         raise DivergedError(
             f"the step of outer_optimizer= made {name!r} NaN or infinite; lower its lr or momentum"
         )
 
 
 def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder; it is complete
-    or not there.
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder.
 
-    Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of
-    its own.
+    The file is complete or not there. Returns the SHA-256 that a ``.safetensors`` file has in its
+    metadata; ``.npz`` has checksums of its own. Raises ``ValueError`` for another suffix.
     """
     if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
         raise ValueError(
@@ -202,7 +204,9 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
             "for torch.save and torch.onnx.export take the module, trainer.model()"
         )
     path = Path(path)
-    arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
+    arrays = {
+        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in parameters.items()
+    }
     with files.atomic_path(path) as unfinished:
         if path.suffix == ".npz":
             np.savez(unfinished, **arrays)  # type: ignore[arg-type]
@@ -214,45 +218,34 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
 
 
 def load(path: str | Path) -> Parameters:
-    """Return the arrays of a file that ``save`` wrote, if their checksum is right; ``.npz`` keeps
-    their order.
+    """Return the arrays of a file that ``save`` wrote, if their checksum is right.
 
     A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one under
     ``"state_dict"``. Only its tensors are loaded (``weights_only``), so that it cannot run code.
+    All but ``.safetensors`` keep the order of the arrays.
 
     Raises ``BadFileError`` for a damaged file, and ``ValueError`` for another suffix.
     """
     path = Path(path)
+    loaders = {
+        ".safetensors": _load_safetensors,
+        ".npz": _load_npz,
+        **dict.fromkeys(_TORCH_SUFFIXES, _load_torch),
+    }
+    if path.suffix not in loaders:
+        raise ValueError(
+            f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or "
+            ".pth"
+        )
     try:
-        if path.suffix == ".safetensors":
-            with safetensors.safe_open(path, "numpy") as opened:
-                found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
-                expected = (opened.metadata() or {}).get(_SHA256)
-            if expected is not None and expected != saved_state.sha256_of(found):
-                raise ValueError("its arrays do not have the SHA-256 with which they were saved")
-            return found
-        if path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                found = dict(arrays)
-                file.seek(-22, os.SEEK_END)  # the end of the directory, which a comment may follow
-                end, entries = struct.unpack("<4s6xH10x", file.read())
-            if end == b"PK\5\6" and entries != min(len(found), 0xFFFF):
-                raise ValueError(f"it has {len(found)} arrays, and had {entries}")
-            return found
-        if path.suffix in _TORCH_SUFFIXES:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-            state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
-            if not isinstance(state, Mapping):
-                raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
-            return to_arrays({str(name): tensor for name, tensor in state.items()})
+        return loaders[path.suffix](path)
     except OSError as error:
         if error.errno != errno.EINVAL:  # of a damaged .npz, whose directory begins before the file
             raise
         raise BadFileError(str(path), f"is damaged: {error}") from error
     except UnpicklingError as error:
-        raise BadFileError(
-            str(path), ("holds more than tensors, or is damaged; save model.state_dict()")
-        ) from error
+        reason = "holds more than tensors, or is damaged; save model.state_dict()"
+        raise BadFileError(str(path), reason) from error
     except (
         safetensors.SafetensorError,
         BadZipFile,
@@ -261,9 +254,33 @@ def load(path: str | Path) -> Parameters:
         RuntimeError,
         EOFError,
     ) as error:
-        raise BadFileError(
-            str(path), f"is damaged, or not a file of parameters: {error}"
-        ) from error
-    raise ValueError(
-        f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or .pth"
-    )
+        reason = f"is damaged, or not a file of parameters: {error}"
+        raise BadFileError(str(path), reason) from error
+
+
+def _load_safetensors(path: Path) -> Parameters:
+    with safetensors.safe_open(path, "numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+        expected = (file.metadata() or {}).get(_SHA256)
+    if expected is not None and expected != saved_state.sha256_of(arrays):
+        raise ValueError("its arrays do not have the SHA-256 with which they were saved")
+    return arrays
+
+
+def _load_npz(path: Path) -> Parameters:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        arrays = dict(archive)
+        file.seek(-22, os.SEEK_END)  # the end of the directory, which a comment may follow
+        end, entries = struct.unpack("<4s6xH10x", file.read())
+    if end == b"PK\5\6" and entries != min(len(arrays), 0xFFFF):
+        raise ValueError(f"it has {len(arrays)} arrays, and had {entries}")
+    return arrays
+
+
+def _load_torch(path: Path) -> Parameters:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(state, Mapping):
+        state = state.get("state_dict", state)
+    if not isinstance(state, Mapping):
+        raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
+    return to_arrays({str(name): tensor for name, tensor in state.items()})

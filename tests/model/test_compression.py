@@ -43,7 +43,7 @@ def test_error_feedback_loses_nothing_in_sum(dtype, rounds):
     sent = np.zeros((2, 3))
     error = None
     for before, after in rounds:
-        change, error = compress(before, after, dtype, error)
+        change, error = compress(before, after, dtype, error=error)
         assert (change.shape, change.dtype) == (after.shape, after.dtype)
         sent += decoded(change)
     changes = [wide(after) - wide(before) for before, after in rounds]

@@ -33,7 +33,7 @@ def test_deltas_commute_and_add_up_to_the_average(arrays, data):
     def run(order, buffers):
         current = base
         for trained, count in order:
-            current = apply_delta(current, base, trained, count, a + b, buffers)
+            current = apply_delta(current, base, trained, count=count, total=a + b, buffers=buffers)
         return current
 
     most = average([base, first, second], [1, 1, 1])  # for the integers' maximum
@@ -52,7 +52,8 @@ def test_merged_variances_stay_positive_however_stale_the_bases(data):
     current = {"v": np.array([data.draw(variances)], np.float32)}
     for _ in range(6):
         base, trained = ({"v": np.array([data.draw(variances)], np.float32)} for _ in range(2))
-        current = apply_delta(current, base, trained, data.draw(st.integers(1, 9)), 9, {"v"})
+        count = data.draw(st.integers(1, 9))
+        current = apply_delta(current, base, trained, count=count, total=9, buffers={"v"})
         assert current["v"] >= 0
 
 

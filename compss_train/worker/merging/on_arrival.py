@@ -31,7 +31,14 @@ def add_change(
 
     The change counts by the worker's share of the ``total`` samples of a round.
     """
-    return apply_delta(current, base, trained.parameters, trained.weight, total, buffers)
+    return apply_delta(
+        current,
+        base,
+        trained.parameters,
+        count=trained.weight,
+        total=total,
+        buffers=buffers,
+    )
 
 
 def halve_with(current: Parameters, trained: Trained) -> Parameters:

@@ -87,7 +87,9 @@ def test_the_order_of_arrival_changes_nothing(order):
             exchange.push_change(server, worker, base, trained[worker], (worker + 1) / 6)
         ours = exchange.pull(server)
     for worker in range(3):
-        expected = apply_delta(expected, base, trained[worker], worker + 1, 6, {"v"})
+        expected = apply_delta(
+            expected, base, trained[worker], count=worker + 1, total=6, buffers={"v"}
+        )
     assert {name: array.dtype for name, array in ours.items()} == {
         n: a.dtype for n, a in base.items()
     }
