@@ -1,3 +1,4 @@
-"""Model: parameters, losses, metrics, optimizers and learning-rate schedules; it knows neither
-engines nor data.
+"""Model: parameters, losses, metrics, optimizers and learning-rate schedules.
+
+It knows neither engines nor data.
 """

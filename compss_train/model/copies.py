@@ -1,5 +1,4 @@
-"""Copies of networks that share nothing with the original, and that can be pickled; many copies of
-one object.
+"""Copies of networks that share nothing with the original, and can be pickled; many of one object.
 
 torch refuses to pickle parametrized modules (``weight_norm``, ``spectral_norm``, ``orthogonal`` and
 others of ``torch.nn.utils.parametrizations``), because it creates their class when the first
@@ -17,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
-from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -26,27 +24,48 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from compss_train._utils.private_names import parametrized, spectral_vectors
+from compss_train._utils.private_names import parametrized
 from compss_train.model.devices import CPU
+
+_LARGE = 2**22
+"""Bytes from which memory comes from numpy, which asks for large pages: five times as fast."""
+
+_ALIGNMENT = 64
+"""Bytes that torch aligns memory to: the results of some operations depend on it."""
+
+_SHARED = (
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    CodeType,
+    property,
+    bytes,
+    weakref.ref,
+    Enum,
+)
+"""Types whose objects deepcopy shares."""
+
+_LEFT_TO_DEEPCOPY = (*_SHARED, torch.Tensor, np.ndarray)
+"""Types whose objects are not pickled, but shared or copied by deepcopy."""
 
 
 def copy_network(net: nn.Module) -> nn.Module:
-    """Return a deep copy."""
-    attributes = (value for module in net.modules() for value in vars(module).values())
-    computed = (
-        value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf
-    )
-    own = copy.deepcopy(net, {id(tensor): tensor.detach().clone() for tensor in computed})
-    for module in own.modules():
+    """Return a deep copy that can be pickled."""
+    copies_of_computed = {
+        id(value): value.detach().clone()
+        for module in net.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    copied = copy.deepcopy(net, copies_of_computed)
+    for module in copied.modules():
         if parametrize.is_parametrized(module):
             module.__class__ = _picklable(type(module))
-    return own
+    return copied
 
 
 def own_entries(net: nn.Module) -> list[torch.Tensor]:
-    """Return the tensors of the state_dict that share no memory with other tensors and have no
-    attributes.
-    """
+    """Return the tensors of the state_dict that have no attributes and own all of their memory."""
     stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
     plain = [
         tensor
@@ -56,41 +75,38 @@ def own_entries(net: nn.Module) -> list[torch.Tensor]:
         and tensor.layout == torch.strided
     ]
     users = Counter(tensor.untyped_storage().data_ptr() for tensor in plain)
+
+    def owns_memory(tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        return storage.nbytes() == tensor.nbytes and users[storage.data_ptr()] == 1
+
     return [
         tensor
         for tensor in plain
         if tensor.is_leaf
-        and not (vars(tensor) or tensor.is_quantized)
-        and (
-            tensor.is_meta
-            or (tensor.untyped_storage().nbytes(), users[tensor.untyped_storage().data_ptr()])
-            == (tensor.nbytes, 1)
-        )
+        and not vars(tensor)
+        and not tensor.is_quantized
+        and (tensor.is_meta or owns_memory(tensor))
     ]
 
 
-_LARGE = 2**22
-"""From this size in bytes, memory comes from numpy, which asks the system for large pages: 5 times
-as fast.
-"""
-
-_ALIGNMENT = 64
-"""Bytes that torch aligns memory to: the results of some operations depend on it."""
-
-
 def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Return a tensor on a device like the one given, whose values are not set."""
     size = tensor.numel() * tensor.element_size()
     if size >= _LARGE and device == CPU:
         memory = torch.from_numpy(np.empty(size + _ALIGNMENT, np.uint8))
         start = -memory.data_ptr() % _ALIGNMENT
         flat = memory[start : start + size].view(tensor.dtype)
-        like = torch.empty_like(tensor, device="meta")
-        new = flat.as_strided(like.shape, like.stride(), flat.storage_offset())
+        layout = torch.empty_like(tensor, device="meta")
+        unset = flat.as_strided(layout.shape, layout.stride(), flat.storage_offset())
     else:
-        # Not empty_like: of a tensor without memory it is computed in Python, which takes 20 times
-        # as long.
-        new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+        # Of a tensor without memory, empty_like is computed in Python: 20 times as slow.
+        unset = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+        )
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(unset, tensor.requires_grad)
+    return unset
 
 
 def _picklable(kind: type) -> type:
@@ -112,47 +128,21 @@ def _new_parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module
     return module
 
 
-_SAME_LENGTH = 1e-3
-"""By how much the length of a vector may differ from 1, as in a network that was converted to
-another dtype.
-"""
-
-
-@torch.no_grad()
-def normalize_spectral_vectors(net: nn.Module) -> None:
-    """Rescale the singular vectors of ``spectral_norm`` to length 1, which averaging workers'
-    vectors shortens.
-
-    In training, the power iteration normalizes them; evaluation uses them unchanged, and would
-    divide weights by a norm that is too small by both lengths. Vectors whose length is already
-    about 1 keep their bits.
-    """
-    for vector in chain.from_iterable(map(spectral_vectors, net.modules())):
-        length = torch.linalg.vector_norm(vector)
-        if length > 0 and abs(length - 1) > max(_SAME_LENGTH, torch.finfo(vector.dtype).eps):
-            vector.div_(length)
-
-
-_SHARED = type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref, Enum
-_LEFT_TO_DEEPCOPY = *_SHARED, torch.Tensor, np.ndarray
-"""Types that deepcopy does not copy, and those of arrays."""
-
-
 def _reduce_method(method: MethodType) -> tuple[Any, ...]:
-    """Return a method's function and object: by default its name is looked up, which may find
-    another.
+    """Return a method's function and object.
+
+    By default a method is pickled by its name, under which the object may have another one.
     """
     return MethodType, (method.__func__, method.__self__)
 
 
 class CopyTemplate(pickle.Pickler):
-    """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in
-    Python.
+    """Copies what an object holds now, as ``copy.deepcopy`` does, but faster.
 
-    The structure is a pickle, loaded once for each copy. Tensors and arrays are kept beside it and
-    copied by deepcopy; those in ``unset`` are not copied: others take their places, whose values
-    are not set. If something cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the
-    whole object.
+    ``deepcopy`` walks through all of it in Python; here it is a pickle, loaded for each copy.
+    Tensors and arrays are kept beside it and copied by deepcopy; those in ``unset`` are not copied:
+    others take their places, whose values are not set. If something cannot be pickled or has its
+    own ``__deepcopy__``, deepcopy copies the whole object.
     """
 
     def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
@@ -170,23 +160,24 @@ class CopyTemplate(pickle.Pickler):
         self.clear_memo()
 
     def copy(self, device: str) -> Any:
-        """Return a copy with new tensors on a device in place of ``unset``; on ``"meta"`` they have
-        no memory.
+        """Return a copy with new tensors on a device in place of ``unset``.
+
+        On ``"meta"`` they have no memory.
         """
         memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
         if not self._pickle:
             return copy.deepcopy(self._value, memo)
-        kept = self._kept.items()  # deepcopy fails for subclasses of what it shares
+        # deepcopy would fail for subclasses of what it shares.
         copied = {
-            key: each if isinstance(each, _SHARED) else copy.deepcopy(each, memo)
-            for key, each in kept
+            key: value if isinstance(value, _SHARED) else copy.deepcopy(value, memo)
+            for key, value in self._kept.items()
         }
         unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
         unpickler.persistent_load = copied.__getitem__  # type: ignore[method-assign]
         return unpickler.load()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Keep what deepcopy shares or copies."""
+        """Keep what deepcopy shares or copies, and return its ``id``."""
         if isinstance(obj, _LEFT_TO_DEEPCOPY):
             self._kept[id(obj)] = obj
             return id(obj)

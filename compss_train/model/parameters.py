@@ -10,6 +10,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -22,8 +23,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils import files, validation
+from compss_train._utils.private_names import spectral_vectors
 from compss_train.exceptions import BadFileError, DivergedError
-from compss_train.model import copies, devices, saved_state
+from compss_train.model import devices, saved_state
 from compss_train.model.compression import Key
 from compss_train.reports.formatting import Table
 
@@ -39,6 +41,9 @@ _SHA256 = "compss_train.sha256"
 """The key of the checksum in the metadata of a safetensors file."""
 
 _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+_SAME_LENGTH = 1e-3
+"""By how much a vector's length may differ from 1, as in a network of another dtype once."""
 
 
 def from_module(module: nn.Module) -> Parameters:
@@ -104,7 +109,20 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
                 "its values"
             )
         devices.copy_into(tensor, values)
-    copies.normalize_spectral_vectors(module)
+    _normalize_spectral_vectors(module)
+
+
+def _normalize_spectral_vectors(net: nn.Module) -> None:
+    """Rescale the singular vectors of ``spectral_norm`` to length 1, which means are shorter than.
+
+    In training, the power iteration normalizes them; evaluation uses them unchanged, and would
+    divide weights by a norm that is too small by both lengths. Vectors whose length is already
+    about 1 keep their bits.
+    """
+    for vector in chain.from_iterable(map(spectral_vectors, net.modules())):
+        length = torch.linalg.vector_norm(vector)
+        if length > 0 and abs(length - 1) > max(_SAME_LENGTH, torch.finfo(vector.dtype).eps):
+            vector.div_(length)
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
