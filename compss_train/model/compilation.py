@@ -1,6 +1,4 @@
-"""``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains
-them.
-"""
+"""``Compilation``: forward passes that ``torch.compile`` compiles where they are trained."""
 
 import copy
 import weakref
@@ -33,8 +31,9 @@ class Compilation:
 
     @classmethod
     def of(cls, value: bool | Mapping[str, Any]) -> Self | None:
-        """Return ``build(compile=...)`` as an object; raise ``TypeError`` or ``ValueError`` for
-        other values.
+        """Return ``build(compile=...)`` as an object.
+
+        Raises ``TypeError`` and ``ValueError`` for other values.
         """
         if isinstance(value, bool):
             return cls() if value else None
@@ -65,16 +64,12 @@ class Compilation:
                 call_by(module, _CompiledCall(self, name, module))
 
     def compiled(self, name: str) -> Callable[..., Any]:
-        """Return the compiled call of the module with this name; its first argument is the
-        module.
-        """
+        """Return the compiled call of the module with this name, which it takes as an argument."""
         if name not in self._compiled:
-            # torch keeps what it compiles with the code of a function, and a few variants of it
-            # only.
-            own = FunctionType(
-                _call.__code__.replace(co_name=f"call_{len(self._compiled)}"), globals()
-            )
-            self._compiled[name] = torch.compile(own, **copy.deepcopy(self.options))
+            # torch keeps what it compiles with the code of a function, and few variants of it.
+            code = _call.__code__.replace(co_name=f"call_{len(self._compiled)}")
+            function = FunctionType(code, globals())
+            self._compiled[name] = torch.compile(function, **copy.deepcopy(self.options))
         return self._compiled[name]
 
 
@@ -107,9 +102,7 @@ def has_forward(module: nn.Module) -> bool:
 
 
 def check_not_compiled(net: nn.Module) -> None:
-    """Raise ``ValueError`` for a network that ``torch.compile`` has wrapped, which renames its
-    parameters.
-    """
+    """Raise ``ValueError`` for a network in which ``torch.compile`` has renamed parameters."""
     if any(map(is_compiled, net.modules())):
         raise ValueError(
             "net has been compiled by torch.compile, whose parameters are called _orig_mod.*; "

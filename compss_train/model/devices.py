@@ -1,5 +1,4 @@
-"""Devices by name, the CPU and GPUs: copies of batches to them, and the state of the random
-generators on them.
+"""Devices by name: the CPU and GPUs, copies to them, and the state of random generators on them.
 
 The random state of a worker is an input of its task, so that the task gives the same bits anywhere.
 """
@@ -21,9 +20,7 @@ CPU = "cpu"
 
 
 def accelerators() -> int:
-    """Return how many accelerators torch sees in this process: GPUs of CUDA, ROCm or XPU, or the
-    one of MPS.
-    """
+    """Return how many GPUs torch sees in this process: of CUDA, ROCm or XPU, or the one of MPS."""
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
@@ -32,10 +29,10 @@ def gpu(number: int | None = None) -> str:
 
     Its type is that of this process's accelerator, or CUDA where it has none: tasks run elsewhere.
     """
-    found = None
+    accelerator = None
     with suppress(RuntimeError):  # of torch 2.6, where there is none
-        found = torch.accelerator.current_accelerator()
-    kind = "cuda" if found is None else found.type
+        accelerator = torch.accelerator.current_accelerator()
+    kind = "cuda" if accelerator is None else accelerator.type
     return kind if number is None else f"{kind}:{number}"
 
 
@@ -60,9 +57,7 @@ def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tenso
 
 
 def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values of the CPU into a tensor of its shape; a copy to a GPU continues after the
-    return.
-    """
+    """Copy values of the CPU into a tensor; a copy to a GPU continues after the return."""
     if tensor.device.type in _IN_MEMORY:
         tensor.copy_(values)
     else:
@@ -79,9 +74,7 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 IN_PROCESS = threading.RLock()
-"""Held by what sets the random state, or the number of threads, of a process that runs fits in
-several threads.
-"""
+"""Held by what sets the random state or number of threads of a process, which may run more fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +88,19 @@ class RandomState:
     """The state of the worker's device if that is a GPU."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle words as bytes, which takes a fraction of the time: small workers have nothing
-        else as large.
+        """Pickle words as bytes, which takes a fraction of the time.
+
+        Small workers have nothing else as large.
         """
         version, words, gauss = self.python
-        state = self.numpy["state"]
-        numpy = (
-            {**self.numpy, "state": {**state, "key": state["key"].tobytes()}}
-            if "pos" in state
-            else self.numpy
-        )
-        python = version, array("I", words).tobytes(), gauss
+        python = (version, array("I", words).tobytes(), gauss)
+        numpy = self.numpy
+        words_of_numpy = numpy["state"]
+        if "pos" in words_of_numpy:
+            numpy = {
+                **numpy,
+                "state": {**words_of_numpy, "key": words_of_numpy["key"].tobytes()},
+            }
         return _unpickled_state, (self.cpu.numpy().tobytes(), numpy, python, self.gpu)
 
     @classmethod
@@ -115,18 +110,14 @@ class RandomState:
         If numpy's generator is still as in the state ``before``, that one's is taken: to get all of
         its words from numpy takes as long as a small layer.
         """
-        kept = (
-            before.numpy
-            if isinstance(before, RandomState) and _is_state_of_numpy(before.numpy)
-            else None
-        )
-        numpy: dict[str, Any] = kept or np.random.get_state(legacy=False)
-        own = (
-            torch.get_device_module(device).get_rng_state(*_numbered(device))
-            if is_gpu(device)
-            else None
-        )
-        return cls(torch.get_rng_state(), numpy, random.getstate(), own)
+        if isinstance(before, RandomState) and _is_state_of_numpy(before.numpy):
+            numpy = before.numpy
+        else:
+            numpy = np.random.get_state(legacy=False)
+        gpu = None
+        if is_gpu(device):
+            gpu = torch.get_device_module(device).get_rng_state(*_numbered(device))
+        return cls(torch.get_rng_state(), numpy, python=random.getstate(), gpu=gpu)
 
     def restore(self, device: str) -> None:
         """Set the generators to these states; the one of a GPU only if the device is a GPU."""
@@ -142,47 +133,53 @@ class RandomState:
 
     def is_same(self, other: Self) -> bool:
         """Return whether all generators have the same states."""
-        own, others = (
-            [each.cpu, each.gpu, *each.numpy["state"].values()] for each in (self, other)
-        )
-        return self.python == other.python and all(map(np.array_equal, own, others))
+        if self.python != other.python:
+            return False
+        states = [self.cpu, self.gpu, *self.numpy["state"].values()]
+        other_states = [other.cpu, other.gpu, *other.numpy["state"].values()]
+        return all(map(np.array_equal, states, other_states))
 
 
 def _unpickled_state(
     cpu: bytes, numpy: dict[str, Any], python: tuple[Any, ...], gpu: torch.Tensor | None
 ) -> RandomState:
+    words_of_numpy = numpy["state"]
+    if isinstance(words_of_numpy.get("key"), bytes):
+        words_of_numpy["key"] = np.frombuffer(words_of_numpy["key"], np.uint32)
     version, words, gauss = python
-    if isinstance(key := numpy["state"].get("key"), bytes):
-        numpy["state"]["key"] = np.frombuffer(key, np.uint32)
-    python = version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss
-    return RandomState(torch.frombuffer(bytearray(cpu), dtype=torch.uint8), numpy, python, gpu)
+    return RandomState(
+        torch.frombuffer(bytearray(cpu), dtype=torch.uint8),
+        numpy,
+        python=(version, tuple(np.frombuffer(words, np.uint32).tolist()), gauss),
+        gpu=gpu,
+    )
 
 
 def _is_state_of_numpy(state: dict[str, Any]) -> bool:
-    """Return whether numpy's global generator still has this state, as far as that can be told from
-    its memory.
+    """Return whether numpy's global generator is known to have this state still.
 
-    It can if the generator is a Mersenne Twister, whose 624 words and position are its memory, and
-    keeps no normal variate for the next draw.
+    That can be told from its memory if the generator is a Mersenne Twister, whose 624 words and
+    position are its memory, and keeps no normal variate for the next draw.
     """
     generator = get_bit_generator()
-    own = state["state"]
-    if type(generator) is not np.random.MT19937 or "pos" not in own or state["has_gauss"]:
+    words = state["state"]
+    if type(generator) is not np.random.MT19937 or "pos" not in words or state["has_gauss"]:
         return False
     memory = np.frombuffer(ctypes.string_at(generator.ctypes.state_address, 4 * 625), np.uint32)
-    return bool(memory[-1] == own["pos"] and np.array_equal(memory[:-1], own["key"]))
+    return bool(memory[-1] == words["pos"] and np.array_equal(memory[:-1], words["key"]))
 
 
 def _numbered(device: str) -> tuple[str, ...]:
-    """Return the device as an argument of functions of its module; MPS has one device, and no such
-    arguments.
+    """Return the arguments of functions of a device's module: the device, but nothing for MPS.
+
+    MPS has a single device.
     """
     return () if device.startswith("mps") else (device,)
 
 
 def seed_generators(seed: int, device: str) -> None:
     """Seed the generators of torch, numpy, Python and the device."""
-    # Torch.manual_seed would seed GPUs that others use, too.
+    # torch.manual_seed would also seed the GPUs that other workers use.
     torch.default_generator.manual_seed(seed)
     if is_gpu(device):
         module = torch.get_device_module(device)
@@ -215,9 +212,7 @@ def kept_random_state(device: str) -> Iterator[None]:
 
 @contextmanager
 def random_state(start: RandomState | int, device: str) -> Iterator[None]:
-    """Set the random state to ``start``, a state or a seed, within the block, and restore the
-    previous one.
-    """
+    """Set the random state to ``start``, a state or a seed, and restore it after the block."""
     with kept_random_state(device):
         set_random_state(start, device)
         yield

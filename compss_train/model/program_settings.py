@@ -11,23 +11,27 @@ import numpy as np
 import torch
 
 _FLAGS = (
-    *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision"),
-    *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
-    *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
-    *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
-    *(
-        "cudnn.enabled",
-        "cudnn.benchmark",
-        "cudnn.deterministic",
-        "mkldnn.enabled",
-        "mkldnn.deterministic",
-    ),
+    "fp32_precision",
+    "cudnn.fp32_precision",
+    "mkldnn.fp32_precision",
+    "cuda.matmul.allow_tf32",
+    "cudnn.allow_tf32",
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "mkldnn.rnn.fp32_precision",
+    "cudnn.enabled",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+    "mkldnn.enabled",
+    "mkldnn.deterministic",
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
     "cuda.matmul.allow_fp16_accumulation",
 )
-"""Flags below ``torch.backends``: those of all operations before those of single ones, which they
-also set.
+"""Flags below ``torch.backends``; those of all operations also set those of single ones after them.
 """
 
 _NOT_TRAVELLING = ("call", "log")
@@ -58,22 +62,27 @@ class ProgramSettings:
     @property
     def left_out(self) -> list[str]:
         """The settings of this program that its tasks cannot have."""
-        given = [kind for kind, what in self.numpy_errors.items() if what in _NOT_TRAVELLING]
-        found = [f"numpy.seterr({kind}={self.numpy_errors[kind]!r})" for kind in given]
+        settings = [
+            f"numpy.seterr({kind}={reaction!r})"
+            for kind, reaction in self.numpy_errors.items()
+            if reaction in _NOT_TRAVELLING
+        ]
         device = torch.get_default_device()
-        return found + (
-            [] if device.type == "cpu" else [f"torch.set_default_device({str(device)!r})"]
-        )
+        if device.type != "cpu":
+            settings.append(f"torch.set_default_device({str(device)!r})")
+        return settings
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Set these in the process of a task, and restore its own ones at the end."""
+        """Set these in the process of a task, and restore its settings at the end."""
         before = type(self)()
         if before == self:  # as in most programs
             yield
             return
         errors = {
-            kind: what for kind, what in self.numpy_errors.items() if what not in _NOT_TRAVELLING
+            kind: reaction
+            for kind, reaction in self.numpy_errors.items()
+            if reaction not in _NOT_TRAVELLING
         }
         try:
             self.set()
@@ -105,16 +114,14 @@ def _matmul_precision() -> str | None:
 
 def _flags(*paths: str) -> dict[str, Any]:
     """Return these flags, all by default."""
-    found = {}
+    flags = {}
     for path in paths or _FLAGS:
         # Another release has it; or it was set in two ways.
         with suppress(AttributeError, RuntimeError):
-            found[path] = attrgetter(path)(torch.backends)
-    return found
+            flags[path] = attrgetter(path)(torch.backends)
+    return flags
 
 
 def _flushes_denormal() -> bool:
-    """Return whether this thread takes numbers near 0 for 0, Python's as well; torch cannot
-    tell.
-    """
+    """Return whether this thread takes numbers near 0 for 0, which torch cannot tell."""
     return math.prod((1e-310, 1.0)) == 0

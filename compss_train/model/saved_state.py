@@ -24,14 +24,8 @@ from compss_train.exceptions import BadCheckpointError
 from compss_train.model.value_encoding import from_json, to_json
 
 ARRAYS = "arrays.safetensors"
-
-
 STATE = "state.json"
-
-
 FORMAT = "compss_train checkpoint"
-
-
 VERSION = 6
 
 
@@ -57,18 +51,13 @@ UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     4: lambda state: {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}},
     5: _with_numbered_moments,
 }
-"""The earlier versions that can be read: each function makes a state of its version one of the next
-version.
-"""
-
+"""Functions that make a state of an earlier version one of the next: these versions can be read."""
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
 
 def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> None:
-    """Write a tree of plain values, arrays and tensors to a folder that has no such files, with
-    checksums.
-    """
+    """Write plain values, arrays and tensors, with checksums, to a folder without such files."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(to_json(content, "", tensors))
 
@@ -76,9 +65,11 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
         try:
             save_file(without_sharing(tensors), path)
         except SafetensorError as error:
-            if (match := _OS_ERROR.search(str(error))) is None:
+            match = _OS_ERROR.search(str(error))
+            if match is None:
                 raise
-            raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
+            number = int(match[1])
+            raise OSError(number, os.strerror(number)) from error
 
     arrays = folder / ARRAYS
     state = folder / STATE
@@ -97,18 +88,17 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
 
 def without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors, copied where they share memory, which the library refuses to write."""
-    seen: set[int] = set()
-    result = {}
+    storages: set[int] = set()
+    separate = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
-    return result
+        separate[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return separate
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the content that ``write_state`` wrote to a folder, also that of earlier versions in
-    ``UPGRADES``.
+    """Return the content that ``write_state`` wrote to a folder, also in an earlier version.
 
     Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or
     another version.
@@ -116,9 +106,8 @@ def read_state(path: Path) -> dict[str, Any]:
     document = _read_document(path)
     try:
         if sha256_of_file(path / ARRAYS) != document["sha256"][ARRAYS]:
-            raise BadCheckpointError(
-                path, (f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
-            )
+            reason = f"{ARRAYS} is damaged: its checksum is not the one in {STATE}"
+            raise BadCheckpointError(path, reason)
         content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
         for version in range(document["version"], VERSION):
             content = UPGRADES[version](content)
@@ -130,6 +119,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _read_document(path: Path) -> dict[str, Any]:
+    """Return the JSON of a state; raise ``BadCheckpointError`` as ``read_state`` does."""
     try:
         document = json.loads((path / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -146,17 +136,17 @@ def _read_document(path: Path) -> dict[str, Any]:
     text = json.dumps(document.get("state"))
     if not isinstance(sha256, dict) or sha256.get("state") != _sha256_of_text(version, text):
         raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
-    if version not in (readable := (*UPGRADES, VERSION)):
-        writer = (
-            f"compss_train {document['release']}"
-            if "release" in document
-            else ("an earlier compss_train")
-        )
-        newer = isinstance(version, int) and version > VERSION
+    readable = (*UPGRADES, VERSION)
+    if version not in readable:
+        writer = "an earlier compss_train"
+        if "release" in document:
+            writer = f"compss_train {document['release']}"
+        advice = "resume it with that release"
+        if isinstance(version, int) and version > VERSION:
+            advice = "install that release, or a later one"
         reason = (
             f"{writer} wrote it in version {version!r} of the format, and this compss_train "
-            f"{__version__} reads versions {min(readable)} to {VERSION}: "
-            + ("install that release, or a later one" if newer else "resume it with that release")
+            f"{__version__} reads versions {min(readable)} to {VERSION}: {advice}"
         )
         raise BadCheckpointError(path, reason, damaged=False)
     return document
@@ -169,16 +159,12 @@ def sha256_of_file(path: Path) -> str:
 
 
 def _sha256_of_text(version: object, text: str) -> str:
-    """Return the checksum of a state and of its version: a damaged version must not look like
-    another one.
-    """
+    """Return the checksum of a state and its version: a damaged one must not look like another."""
     return hashlib.sha256(f"{version!r} {text}".encode()).hexdigest()
 
 
 def sha256_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return the SHA-256 of named arrays, whatever their order: of names, dtypes, shapes and
-    bytes.
-    """
+    """Return the SHA-256 of names, dtypes, shapes and bytes of arrays, whatever their order."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())

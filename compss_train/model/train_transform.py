@@ -44,8 +44,9 @@ class TrainTransform:
             object.__setattr__(self, "targets", _takes_two(self.function))
 
     def __call__(self, x: Any, y: Any, reseed: Callable[[int], object]) -> tuple[Any, Any]:
-        """Return x and y of a batch, transformed; ``by_sample`` calls ``reseed(number)`` before
-        each sample.
+        """Return x and y of a batch, transformed.
+
+        With ``by_sample`` it calls ``reseed(number)`` before each sample.
         """
         if self.targets and y is None:
             raise ValueError(
@@ -53,21 +54,17 @@ class TrainTransform:
             )
         if not self.by_sample:
             return self._apply(x, y)
-        samples = [self._sample(x, y, number, reseed) for number in range(len(leaves(x)[0]))]
-        return _stacked([x for x, _ in samples]), (
-            y if y is None else _stacked([y for _, y in samples])
-        )
-
-    def _sample(
-        self, x: Any, y: Any, number: int, reseed: Callable[[int], object]
-    ) -> tuple[Any, Any]:
-        reseed(number)
-        return self._apply(
-            map_leaves(lambda part: part[number], x),
-            y if y is None else map_leaves(lambda part: part[number], y),
-        )
+        xs = []
+        ys = []
+        for number in range(len(leaves(x)[0])):
+            reseed(number)
+            sample_x, sample_y = self._apply(_sample(x, number), _sample(y, number))
+            xs.append(sample_x)
+            ys.append(sample_y)
+        return _stacked(xs), None if y is None else _stacked(ys)
 
     def _apply(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return x and y of a batch or sample, transformed."""
         if not self.targets:
             return self.function(x), y
         result = self.function(x, y)
@@ -80,26 +77,37 @@ class TrainTransform:
 
 
 def as_train_transform(value: Any) -> TrainTransform | None:
-    """Return ``build(train_transform=...)`` as a ``TrainTransform``; raise ``TypeError`` for other
-    values.
+    """Return ``build(train_transform=...)`` as a ``TrainTransform``.
+
+    Raises ``TypeError`` for other values.
     """
     return value if value is None or isinstance(value, TrainTransform) else TrainTransform(value)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
+    """Return whether a function has two positional arguments without defaults."""
+    if isinstance(function, nn.Module):
+        function = function.forward
     try:
-        signature = inspect.signature(
-            function.forward if isinstance(function, nn.Module) else function
-        )
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a callable that is not written in Python
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [each for each in signature.parameters.values() if each.default is each.empty]
-    return len([each for each in needed if each.kind in positional]) == 2
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind in positional
+    ]
+    return len(required) == 2
+
+
+def _sample(values: Any, number: int) -> Any:
+    """Return a sample of x or y; ``None`` without y."""
+    return None if values is None else map_leaves(lambda part: part[number], values)
 
 
 def _stacked(samples: Sequence[Any]) -> Any:
+    """Return a batch of samples that have one structure."""
     columns = zip(*map(leaves, samples), strict=True)
-    return rebuilt(
-        samples[0], [torch.stack([torch.as_tensor(each) for each in column]) for column in columns]
-    )
+    tensors = [torch.stack([torch.as_tensor(value) for value in column]) for column in columns]
+    return rebuilt(samples[0], tensors)

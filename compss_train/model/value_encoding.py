@@ -10,34 +10,28 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-DTYPES: Mapping[torch.dtype, str] = dict(
-    zip(
-        (
-            *(
-                torch.float64,
-                torch.float32,
-                torch.float16,
-                torch.bfloat16,
-                torch.float8_e4m3fn,
-                torch.float8_e5m2,
-            ),
-            *(torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8),
-            *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
-        ),
-        (
-            *("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"),
-            *("C64", "I64", "I32", "I16", "I8"),
-            *("U64", "U32", "U16", "U8", "BOOL"),
-        ),
-        strict=True,
-    )
-)
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 """The dtypes of tensors that a checkpoint can hold, and their names in safetensors files."""
-
 
 TYPE_KEY = "$"
 """The key of a JSON object that stands for a value of a type that JSON does not have."""
-
 
 JSON = "state.json"
 """The name of the JSON among the tensors of an encoded value."""
@@ -47,8 +41,9 @@ _RESERVED = "__metadata__"
 
 
 def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a value as JSON can hold it; its arrays and tensors are added to ``tensors``, named by
-    their path.
+    """Return a value as JSON can hold it, and add its arrays and tensors to ``tensors``.
+
+    There they are named by their path in the value, which begins with ``name``.
 
     Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, dicts, arrays
     and tensors.
@@ -99,9 +94,7 @@ def _add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor
 
 
 def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that ``to_json`` converted. Raises ``LookupError`` if a tensor is
-    missing.
-    """
+    """Return the value that ``to_json`` converted; raise ``LookupError`` if a tensor is missing."""
     if isinstance(document, list):
         return [from_json(item, tensors) for item in document]
     if not isinstance(document, dict):
@@ -120,46 +113,45 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
     tensor = tensors[document["name"]]
     if kind == "tensor":
         return tensor
-    return tensor.numpy() if kind == "array" else tensor.numpy()[()]
+    array = tensor.numpy()
+    return array if kind == "array" else array[()]
 
 
 def encode_value(value: Any) -> torch.Tensor:
-    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of
-    bytes.
+    """Return a value as a tensor of bytes.
 
-    The bytes are a safetensors file of its arrays, and of one more with the JSON that refers to
-    them by name. Raises ``TypeError`` for other types.
+    It may have numbers, strings, ``None``, lists, tuples, dicts, arrays and tensors. The bytes are
+    a safetensors file of its arrays, and of one more with the JSON that refers to them by name.
+    Raises ``TypeError`` for other types.
     """
     return torch.cat(encoded_pieces(value))
 
 
 def encoded_pieces(value: Any) -> list[torch.Tensor]:
-    """Return what ``encode_value`` does in pieces, of which those of large tensors share the
-    tensors' memory.
-    """
+    """Return what ``encode_value`` does, in pieces: a header, and the memory of each tensor."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(to_json(value, "value", tensors))
     tensors[JSON] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     # Readers map a file into memory, so that numbers must be aligned: large ones come first.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-    described = dict[str, Any]()
+    entries = dict[str, Any]()
     start = 0
     for name, tensor in ordered:
-        offsets = [start, start := start + tensor.nbytes]
-        described[name] = {
+        stop = start + tensor.nbytes
+        entries[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": [*tensor.shape],
-            "data_offsets": offsets,
+            "data_offsets": [start, stop],
         }
-    header = json.dumps(described).encode()
+        start = stop
+    header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
-    first = torch.frombuffer(
-        bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8
-    )
+    size = len(header).to_bytes(8, "little")
     # A single number is contiguous with any strides.
+    data = [tensor.as_strided((tensor.numel(),), (1,)) for _, tensor in ordered]
     return [
-        first,
-        *(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for _, tensor in ordered),
+        torch.frombuffer(bytearray(size + header), dtype=torch.uint8),
+        *(flat.view(torch.uint8) for flat in data),
     ]
 
 
@@ -170,7 +162,8 @@ def decode_value(data: torch.Tensor) -> Any:
     """
     try:
         tensors = load(np.asarray(data).tobytes())
-        return from_json(json.loads(np.asarray(tensors.pop(JSON)).tobytes()), tensors)
+        text = np.asarray(tensors.pop(JSON)).tobytes()
+        return from_json(json.loads(text), tensors)
     except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(
             f"{data.numel()} bytes are not a value that encode_value made "
