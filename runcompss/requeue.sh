@@ -8,6 +8,9 @@
 
 if [ -z "${COMPSS_TRAIN_SUPERVISED:-}" ]; then
     export COMPSS_TRAIN_SUPERVISED=yes
+    # This path exists while a fit is unfinished.
+    COMPSS_TRAIN_UNFINISHED=$(mktemp -d)/fits
+    export COMPSS_TRAIN_UNFINISHED
 
     # COMPSs fails if the folder of a job's logs exists.
     logs=$(sed -n 's/.* --log_dir=\([^ ]*\).*/\1/p' "$0" | tail -n 1)
@@ -23,11 +26,15 @@ if [ -z "${COMPSS_TRAIN_SUPERVISED:-}" ]; then
         code=0
         wait "$job_script" || code=$?
     done
+    again=
     case $code in
-        75 | 143) # stopped by max_time or SIGTERM
-            if [ "${SLURM_RESTART_COUNT:-0}" -lt "$COMPSS_TRAIN_REQUEUES" ]; then
-                scontrol requeue "$SLURM_JOB_ID"
-            fi ;;
+        0) if [ -e "$COMPSS_TRAIN_UNFINISHED" ]; then again=yes; fi ;; # stopped by max_time
+        75 | 143) again=yes ;;                                        # by max_time or SIGTERM
     esac
+    # A job that scancel ends is completing, and stays ended.
+    case $(scontrol show job "$SLURM_JOB_ID") in *JobState=RUNNING*) ;; *) again= ;; esac
+    if [ "$again" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "$COMPSS_TRAIN_REQUEUES" ]; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
     exit "$code"
 fi

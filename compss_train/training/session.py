@@ -14,6 +14,7 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TensorNames
+from compss_train.training import unfinished
 from compss_train.training.merged import Merged
 from compss_train.training.pickling import check_picklable
 from compss_train.training.running_fit import Fit
@@ -162,7 +163,7 @@ class Session:
         model = self.model
         model.stopped = None
         model.fit = fit
-        with ExitStack() as work:
+        with unfinished.noted(model), ExitStack() as work:
             try:
                 with fit.stopping.on_sigterm():
                     with fit.callbacks.fit(samples):

@@ -88,16 +88,23 @@ class Stopping:
         Raises ``SystemExit`` at the end of the block if the signal was received.
         """
         is_main_thread = threading.current_thread() is threading.main_thread()
-        if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        handler = signal.getsignal(signal.SIGTERM)
+        # A program that has called ray.init has Ray's handler, which is not its own.
+        is_programs_own = handler is not signal.SIG_DFL and not _is_of_ray(handler)
+        if not is_main_thread or is_programs_own:
             yield
             return
         signal.signal(signal.SIGTERM, self._terminate)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, handler)
         if self._terminated:
             raise SystemExit(TERMINATED)
 
     def _terminate(self, number: int, frame: Any) -> None:
         self._terminated = True
+
+
+def _is_of_ray(handler: Any) -> bool:
+    return (getattr(handler, "__module__", None) or "").startswith("ray.")

@@ -242,7 +242,10 @@ def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, reque
     job = tmp_path / "job.sh"
     logs = tmp_path / ".COMPSs" / "7"
     job.write_text(JOB_SCRIPT.format(scripts=SCRIPTS, folder=tmp_path, code=code))
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/requeued\n')
+    (tmp_path / "scontrol").write_text(
+        f'#!/bin/sh\nif [ "$1" = requeue ]; then echo "$@" >{tmp_path}/requeued; fi\n'
+        "echo JobState=RUNNING\n"
+    )
     (tmp_path / "scontrol").chmod(0o755)
     if restarts:
         logs.mkdir(parents=True)

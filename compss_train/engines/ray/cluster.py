@@ -3,10 +3,13 @@
 import os
 import secrets
 import shlex
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -100,7 +103,8 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
     if not address:
         return _start(ray, options)
     try:
-        ray.init(address=address, **options)
+        with _sigterm_kept():
+            ray.init(address=address, **options)
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
         # A ConnectionError has Ray's text of the error that it caught.
         if "AuthenticationError" not in f"{error!r} {error.__cause__}":
@@ -133,6 +137,19 @@ def _with_last_words(ray: ModuleType) -> Callable[[], None]:
     return leave
 
 
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keep what SIGTERM does to this program, such as to save a fit.
+
+    ``ray.init`` has handlers of its own, also below Python: one of them aborts the program.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    # Only the main thread may set handlers; one that was not set from Python is None.
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
 def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
     """Start a cluster on this machine; return what ends it and restores the environment."""
     before = dict(os.environ)
@@ -155,14 +172,15 @@ def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     settings = {name: value for name, value in _SETTINGS.items() if f"RAY_{name}" not in before}
     try:
-        ray.init(
-            address="local",
-            num_cpus=cores(),
-            include_dashboard=False,
-            _node_ip_address=_LOCAL_ADDRESS,
-            _system_config=settings,
-            **options,
-        )
+        with _sigterm_kept():
+            ray.init(
+                address="local",
+                num_cpus=cores(),
+                include_dashboard=False,
+                _node_ip_address=_LOCAL_ADDRESS,
+                _system_config=settings,
+                **options,
+            )
     except BaseException:
         end()
         raise

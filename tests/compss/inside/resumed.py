@@ -1,5 +1,6 @@
-"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL]; the signal ends it in
-that round.
+"""A fit that resumes from its checkpoints: resumed.py FOLDER [ROUND SIGNAL].
+
+The signal ends it in that round.
 
 SIGNAL is a number, or ``batch``, by which the first run of a SLURM job sends SIGTERM to its job
 script.
@@ -36,12 +37,12 @@ class SendSignal(Callback):
             os.kill(os.getpid(), int(self.signal))
 
 
-def fit(folder: Path, engine, callbacks):
+def fit(folder: Path, engine, callbacks, **options):
     x, y = classification(samples=57)
     trainer = DistributedTrainer(3, engine=engine, seed=0, threads=1)
     trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
     callbacks = [Checkpoint(folder), *callbacks]
-    options = {"num_epochs": 3, "batch_size": 4, "merge": Merge(unit="blocks"), "shuffle": "total"}
+    options |= {"num_epochs": 3, "batch_size": 4, "merge": Merge(unit="blocks"), "shuffle": "total"}
     return trainer.fit(*blocked(x, y, 7), **options, callbacks=callbacks, resume=True), trainer
 
 

@@ -11,10 +11,12 @@ folder=$1 cpus=$2
 cd "$folder"
 mkdir -p state local spool-node1 spool-node2 upper work
 
-# Folders of SLURM, munge and iproute2, and that of COMPSs, in which its launcher notes each use.
+# Folders of SLURM, munge and iproute2, and that of COMPSs, if any, in which its launcher notes each use.
 mount -t tmpfs none /run
 mkdir /run/munge
-mount -t overlay overlay -o "lowerdir=$COMPSS_HOME,upperdir=upper,workdir=work" "$COMPSS_HOME"
+if [ -n "${COMPSS_HOME:-}" ]; then
+    mount -t overlay overlay -o "lowerdir=$COMPSS_HOME,upperdir=upper,workdir=work" "$COMPSS_HOME"
+fi
 
 printf '%s\n' '127.0.0.1 localhost' '198.18.0.100 control' '198.18.0.1 node1' '198.18.0.2 node2' >hosts
 mount --bind hosts /etc/hosts
