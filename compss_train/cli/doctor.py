@@ -12,6 +12,7 @@ import platform
 import re
 import shlex
 import shutil
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,13 +71,17 @@ def configure(options: argparse.Namespace) -> int:
         workers = configuration.loopback_nodes(
             options.nodes, options.units, options.gpus, first_port
         )
-    configuration.write(
+    project, resources = configuration.write(
         options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir
     )
     for node in workers:
         ports = f"ports {node.first_port} to {node.last_port}"
         print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, {ports}")
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")
+    print(
+        f"start programs with: runcompss --lang=python --python_interpreter={sys.executable} "
+        f"--project={project} --resources={resources} train.py"
+    )
     return 0
 
 

@@ -129,6 +129,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
+    gpu_source: ClassVar[str] = "Torch sees GPUs if it was built for them"
+    """A sentence that says which GPUs the engine has."""
 
     threads: int | None = None
     """Default number of intra-op threads of a task; ``None`` for a share of the cores."""
@@ -339,8 +341,7 @@ class Engine(ABC):
         if nodes and num_gpu > available:
             raise ValueError(
                 f"num_gpu={num_gpu}, but the {cls.name} engine has {available} GPUs; use "
-                f"num_gpu={available}. Torch sees GPUs if it was built for them, COMPSs those "
-                "that its resources declare"
+                f"num_gpu={available}. {cls.gpu_source}"
             )
 
     @classmethod

@@ -251,6 +251,8 @@ class Failure:
 
     pickled: bytes
     text: str
+    node: str
+    """The host name of the node."""
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
@@ -266,10 +268,18 @@ class Failure:
             pickle.loads(pickled)
         except Exception:
             pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-        return cls(pickled, text)
+        return cls(pickled, text, socket.gethostname())
 
-    def exception(self) -> BaseException:
-        """Return the exception with the worker's traceback as its cause."""
+    def exception(self, module_advice: str | None = None) -> BaseException:
+        """Return the exception with the worker's traceback as its cause.
+
+        ``module_advice`` says how nodes get modules: a note for an error of a missing one.
+        """
         error: BaseException = pickle.loads(self.pickled)
         error.__cause__ = WorkerTraceback(self.text)
+        if module_advice is not None and isinstance(error, ModuleNotFoundError):
+            error.add_note(
+                f"Processes on the node {self.node} do not find the module {error.name!r}, which "
+                f"this program may have imported. {module_advice}"
+            )
         return error

@@ -11,11 +11,13 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
+from compss_train._utils.validation import warn_once
 from compss_train.data.remote_block import RemoteBlock
 from compss_train.engines.base import Engine, Ref, Scope, Traits, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
+from compss_train.engines.compss.lost_tasks import lost_task_error
 from compss_train.engines.compss.task_body import Call, LostInputError
 from compss_train.engines.local import run_in_child
 from compss_train.engines.nodes import Node, Resources, check_room, check_size
@@ -26,6 +28,12 @@ COMPUTING_UNITS = "ComputingUnits"
 
 _MAX_SINGLE_WAITS = 4
 """Maximum number of small values fetched singly, each in 10 ms and with a file of the worker."""
+
+
+_MODULE_ADVICE = (
+    "Start the program with runcompss --pythonpath=FOLDER, a folder that all nodes have under the "
+    "same path, or put what the network needs into the script itself"
+)
 
 
 class _CompssRef(Ref):
@@ -77,6 +85,10 @@ class CompssEngine(Engine):
         task_seconds=0.02,
         object_bytes=2**21,
     )
+    gpu_source: ClassVar[str] = (
+        "COMPSs has the GPUs that its resources declare: compss-train configure --gpus, "
+        "runcompss/laptop.sh --gpus, slurm.sh --gpus_per_node"
+    )
     _owner: ClassVar[threading.Thread | None] = None
     """The thread that the runtime serves."""
 
@@ -93,6 +105,9 @@ class CompssEngine(Engine):
         self._check_thread(CompssEngine._owner)
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
         self._nodes = self.nodes()
+        warning = runtime.units_beyond_cores(self._nodes)
+        if warning is not None:
+            warn_once(warning)
         self._refs: weakref.WeakSet[_CompssRef] = weakref.WeakSet()
         self._dropped: deque[Any] = deque()
         """The content of references that are gone, to be freed."""
@@ -276,16 +291,16 @@ class CompssEngine(Engine):
         try:
             value = self._api.compss_wait_on(future, mode="r")
         except Exception as error:  # COMPSs has written an empty file, as for all lost results
-            raise runtime.lost_task_error() from error
+            raise lost_task_error() from error
         if value is None:
-            raise runtime.lost_task_error()
+            raise lost_task_error()
         return value
 
     def _load(self, serialized: Any) -> Any:
         value = serialized.load()
         if isinstance(value, Failure):
-            error = value.exception()
-            raise runtime.lost_task_error() if isinstance(error, LostInputError) else error
+            error = value.exception(_MODULE_ADVICE)
+            raise lost_task_error() if isinstance(error, LostInputError) else error
         return value
 
     def _check_thread(self, owner: threading.Thread) -> None:

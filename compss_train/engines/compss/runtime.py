@@ -5,14 +5,14 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
 from compss_train.engines.compss.configuration import UNREADABLE, read_nodes
-from compss_train.engines.nodes import Node
-from compss_train.exceptions import WorkerLostError
+from compss_train.engines.nodes import Node, is_local
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
 """Environment variable with the path of the runtime's options, one per line; runcompss sets it."""
@@ -115,9 +115,8 @@ def skip_destructors_at_exit() -> None:
 
 def declared_nodes() -> list[Node]:
     """Return the nodes that runcompss started the runtime with; empty if they cannot be read."""
+    options = jvm_options()
     try:
-        lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
-        options = dict(line.strip().removeprefix("-D").partition("=")[::2] for line in lines)
         return read_nodes(
             Path(options["compss.project.file"]), Path(options["compss.resources.file"])
         )
@@ -125,15 +124,31 @@ def declared_nodes() -> list[Node]:
         return []
 
 
-def lost_task_error() -> WorkerLostError:
-    """Return the error for a value that the runtime will never have."""
-    return WorkerLostError(
-        "COMPSs lost a task: its worker process died, most often because memory ran out, or "
-        "because more computing units are declared than the node has cores: COMPSs binds each "
-        "unit to a core, and tasks beyond the cores die. Declare fewer units "
-        "(runcompss/laptop.sh --units, compss-train configure --units), or start runcompss with "
-        "--cpu_affinity=disabled. compss-train doctor compares units with cores, and reports "
-        "nodes without torch or compss_train. With runcompss --log_level=debug the output of "
-        "tasks is in the files job*.err of the application's folder below ~/.COMPSs (runcompss "
-        "--log_dir)"
-    )
+def jvm_options() -> dict[str, str]:
+    """Return the runtime's options by name, without ``-D``; empty if they cannot be read."""
+    try:
+        return _options_in(os.environ[JVM_OPTIONS])
+    except (KeyError, OSError):
+        return {}
+
+
+@cache
+def _options_in(path: str) -> dict[str, str]:
+    # Kept, because runcompss removes the file.
+    lines = Path(path).read_text().splitlines()
+    return dict(line.strip().removeprefix("-D").partition("=")[::2] for line in lines)
+
+
+def units_beyond_cores(nodes: Sequence[Node]) -> str | None:
+    """Return a warning if this machine declares more computing units than it has cores."""
+    cores = os.cpu_count() or 1
+    if jvm_options().get("compss.worker.cpu_affinity") == "disabled":
+        return None
+    for node in nodes:
+        if node.cpus > cores and is_local(node.name):
+            return (
+                f"{node.name} declares {node.cpus} computing units and has {cores} cores: COMPSs "
+                f"binds each unit to a core, and tasks beyond the cores die. Declare {cores} "
+                "(compss-train configure --units), or start runcompss with --cpu_affinity=disabled"
+            )
+    return None

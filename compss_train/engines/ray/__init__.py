@@ -43,6 +43,9 @@ class RayEngine(GraphEngine):
     traits: ClassVar[Traits] = Traits(
         shared_memory=True, binds_gpus=True, task_seconds=0.004, object_bytes=2**18
     )
+    gpu_source: ClassVar[str] = (
+        "A cluster has the GPUs that its nodes see, or were started with: ray start --num-gpus=1"
+    )
     _engines: ClassVar[int] = 0
     """The number of engines that use the cluster."""
     _leave: ClassVar[Callable[[], None] | None] = None

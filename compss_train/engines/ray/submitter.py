@@ -46,6 +46,13 @@ ANY_CPUS = 10**9
 """Ray has the tasks that are ready, and starts those that fit on its nodes."""
 
 
+_MODULE_ADVICE = (
+    "Send it with RayEngine(modules=['FILE_OR_FOLDER']), ray.init(runtime_env={'py_modules': "
+    "[...]}) or ray job submit --working-dir=., or put it into a folder that all nodes have under "
+    "the same path"
+)
+
+
 class Submitter(GraphThread):
     """Submits ready tasks to Ray, which places them and repeats those of lost processes or nodes.
 
@@ -324,7 +331,7 @@ class Submitter(GraphThread):
             return
         answer = done.result()
         if isinstance(answer, calls.Failure):
-            self.graph.fail(task, answer.exception())
+            self.graph.fail(task, answer.exception(_MODULE_ADVICE))
             return
         values = [
             RayValue(ref, node=answer, lineage=lineage, by_worker=not task.priority)

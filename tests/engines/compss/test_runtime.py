@@ -200,3 +200,18 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
             nodes((4, 1), (1, 0)),
             ("declare more (--units)"),
         )
+
+
+@pytest.mark.parametrize(
+    ("affinity", "units", "warns"),
+    [("automatic", 10_000, True), ("automatic", 1, False), ("disabled", 10_000, False)],
+)
+def test_units_that_are_bound_to_missing_cores_are_a_warning(
+    monkeypatch, tmp_path, affinity, units, warns
+):
+    options = tmp_path / "options"
+    options.write_text(f"-Dcompss.worker.cpu_affinity={affinity}\n")
+    monkeypatch.setenv(runtime.JVM_OPTIONS, str(options))
+    warning = runtime.units_beyond_cores([Node("localhost", units), Node("elsewhere", 10_000)])
+    assert (warning is not None) == warns
+    assert not warns or "localhost declares 10000 computing units" in warning
