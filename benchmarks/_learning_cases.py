@@ -120,6 +120,8 @@ class Result:
     """Samples a second after the first mark."""
     merge_seconds: list[float] = field(default_factory=list)
     """Seconds of each merge, where nothing else is measured."""
+    loss: float | None = None
+    """The loss on the samples for testing, where a regression has no accuracy."""
     used: dict[str, Any] = field(default_factory=dict)
     """The options of the fit as ``trainer.configuration`` describes them."""
 

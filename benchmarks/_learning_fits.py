@@ -12,6 +12,7 @@ import _common as common
 import _peers as peers
 import numpy as np
 import torch
+from _auto_cells import KINDS, run_cell
 from _learning_cases import MERGES, OURS, Case, Marks, Result, append, load
 from _peers import MERGING, PEERS, PLAIN
 from numpy.typing import NDArray
@@ -43,6 +44,8 @@ def run(case: Case) -> Result:
     """Run one case."""
     if case.contestant == MERGES:
         return run_merges(case)
+    if case.network in KINDS:
+        return run_cell(case, _fit)
     if case.contestant == OURS:
         return run_ours(case)
     result = peers.run_ranks(run_rank, case.workers, case)[0]

@@ -19,6 +19,7 @@ from statistics import median
 
 import _common as common
 import torch
+from _auto_cells import CELLS, auto_cases, report_auto
 from _common import NETWORKS, print_table, ratios, spread
 from _learning_cases import (
     MARKS,
@@ -289,6 +290,7 @@ GROUPS: dict[
     "cost": (cost_cases, report_cost),
     "compressed": (compressed_cases, report_accuracy),
     "custom": (custom_cases, report_accuracy),
+    "auto": (auto_cases, report_auto),
 }
 """Cases, and what prints them."""
 
@@ -329,10 +331,14 @@ def parsed() -> argparse.Namespace:
     grid = options_parser.add_argument_group("the group time").add_argument
     grid("--batch-sizes", nargs="+", type=int, default=[25, 50, 100])
     grid("--learning-rates", nargs="+", type=float, default=[0.05, 0.1])
+    cells = options_parser.add_argument_group("the group auto").add_argument
+    cells(
+        "--cells", type=int, default=CELLS, help="how many cells of the hypercube, the first ones"
+    )
     custom = options_parser.add_argument_group("the group custom").add_argument
     custom("--options", nargs="+", default=[], help="options of fit as JSON, each a setting")
     custom("--optimizer-options", default="{}", help="JSON that replaces options of the optimizer")
-    return common.parsed(options_parser, epochs=1, samples=2_400, workers=[2, 8])
+    return common.parsed(options_parser, epochs=1, samples=2_400, workers=[2, 8], cells=1)
 
 
 def main() -> None:

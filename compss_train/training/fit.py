@@ -1,7 +1,7 @@
 """``FitOptions``: what a fit was asked for, checked before any task starts."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeAlias
@@ -15,7 +15,15 @@ from compss_train.samplers import PartialShuffle
 from compss_train.training.callback import AnyCallback
 from compss_train.training.data_source import DataSource
 from compss_train.training.merge import DEFAULTS, Merge, Preset
-from compss_train.training.presets import auto_batch, auto_merge, published_merge
+from compss_train.training.presets import (
+    CHOSEN,
+    FitFacts,
+    auto_batch,
+    auto_merge,
+    enough_workers,
+    learns_as_one,
+    published_merge,
+)
 from compss_train.worker.callbacks import WorkerCallback
 from compss_train.worker.work import Job, Residency
 
@@ -289,36 +297,76 @@ class FitOptions:
         return -(-batches // min(num_workers, source.shares(self.order)))
 
     def for_data(
-        self, source: DataSource, num_workers: int, spec: TrainingSpec, *, scheduled: bool
+        self,
+        source: DataSource,
+        num_workers: int,
+        spec: TrainingSpec,
+        *,
+        scheduled: bool,
+        saved: Mapping[str, Any] | None = None,
     ) -> Self:
         """Return the options for these samples: with their batch size, unless one was given.
 
         A preset of ``merge`` chooses its options; ``scheduled`` says whether the learning rate has
-        a schedule. Raises ``ValueError`` if the batches are still left open.
+        a schedule. ``saved`` are the options in the checkpoint of a fit that is resumed: what
+        ``"auto"`` chose for it stays. Raises ``ValueError`` if the batches are still left open.
         """
         if self._leaves_batches_open and source.batch_size is not None:
             options = replace(self, batch_size=source.batch_size)
-            return options.for_data(source, num_workers, spec, scheduled=scheduled)
+            return options.for_data(source, num_workers, spec, scheduled=scheduled, saved=saved)
         self.check_batches()
         preset = self.merge.preset
         if preset is None:
             return self
         batch_size = self.batch_size
-        if preset == "auto":
-            if self.num_batches_per_worker is not None:
-                batch = -(-max(source.sizes) // self.num_batches_per_worker)
-            else:
-                batch = batch_size or auto_batch(num_workers, spec.net, scheduled=scheduled)
-                batch_size = batch
-            chosen = auto_merge(
-                source.number_samples,
-                batch,
-                num_workers,
-                net=spec.net,
-                optimizer=spec.optimizer,
-                scheduled=scheduled,
-            )
-        else:
+        if preset != "auto":
             chosen = published_merge(preset, self.num_epochs)
+        elif saved is not None and saved.get("preset") == "auto":
+            if self._leaves_batches_open:
+                batch_size = saved["batch_size"]
+            chosen = Merge(**{name: saved[f"merge.{name}"] for name in CHOSEN})
+        else:
+            facts = self.facts(source, num_workers, spec, scheduled=scheduled)
+            if self._leaves_batches_open:
+                batch_size = auto_batch(facts)
+            batch = batch_size or self._batch_of(source)
+            every = None
+            if isinstance(self.merge.every, int):
+                options = replace(self, batch_size=batch_size)
+                every = options.samples_between_merges(source.sizes, num_workers) // batch
+            chosen = auto_merge(facts, batch, every)
         merge = replace(self.merge, kind=self.merge.kind_of_preset).with_defaults(chosen)
         return replace(self, merge=merge, batch_size=batch_size, preset=preset)
+
+    def _batch_of(self, source: DataSource) -> int:
+        """Return the size of the largest batches, by the number of batches in a block."""
+        return -(-max(source.sizes) // (self.num_batches_per_worker or 1))
+
+    @staticmethod
+    def facts(
+        source: DataSource, num_workers: int, spec: TrainingSpec, *, scheduled: bool
+    ) -> FitFacts:
+        """Return what ``"auto"`` chooses by."""
+        return FitFacts.of(
+            source.number_samples, num_workers, spec.net, spec.optimizer, scheduled=scheduled
+        )
+
+    def auto_remarks(self, facts: FitFacts, source: DataSource) -> list[str]:
+        """Return what ``"auto"`` has chosen, and how many workers learn more, if fewer do."""
+        merge = self.merge
+        if facts.workers == 1:
+            return []
+        batch = self.batch_size or self._batch_of(source)
+        outer = "the mean" if merge.outer_optimizer is None else "an outer optimizer"
+        remarks = [
+            f"merge='auto': batches of {batch} samples, merged every {merge.every} {merge.unit} by "
+            f"{outer}"
+        ]
+        workers = enough_workers(facts)
+        if workers < facts.workers and not learns_as_one(facts, batch):
+            batches = self.batches_of_worker(source, facts.workers)
+            remarks.append(
+                f"{facts.workers} workers have {batches} batches each an epoch, and learn less "
+                f"than one worker: {workers} would learn as much"
+            )
+        return remarks

@@ -101,6 +101,12 @@ class FitOfEpochs(Fit):
                 f"{workers} workers take turns, as {session.slots} can train at a time: fewer "
                 "take as long, and usually learn more in an epoch"
             )
+        if options.preset == "auto":
+            built = session.model.built
+            facts = options.facts(
+                self.data, workers, built.training_spec, scheduled=built.schedule is not None
+            )
+            remarks += options.auto_remarks(facts, self.data)
         return remarks
 
     @property
@@ -159,7 +165,14 @@ def prepare_fit(
     if options.resume is not None and options.resume is not False:
         checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks)
     data = _training_data(session, x, y, options, checkpoint)
-    options = options.for_data(data, session.num_workers, spec, scheduled=schedule is not None)
+    progress = None if checkpoint is None else checkpoint.snapshot.progress
+    options = options.for_data(
+        data,
+        session.num_workers,
+        spec,
+        scheduled=schedule is not None,
+        saved=None if progress is None else progress.options,
+    )
     if data.structure.weighted and spec.training_step is None:
         check_weightable(spec.loss)
     validation = None

@@ -1,8 +1,8 @@
 """The presets of ``Merge``, which choose when workers merge and how; ``PostLocal``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -45,12 +45,11 @@ class PostLocal:
 NESTEROV: Mapping[str, Any] = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 BATCH = 100
-"""The local batch size of few workers.
-
-The learning rate should be chosen for one worker with this batch size.
-"""
+"""The batch size of one worker, for which the learning rate should be chosen."""
 JOINT_BATCH = 800
-"""The global batch size, in samples, which many workers share."""
+"""Maximum global batch size, in samples, which many workers share."""
+JOINT_BATCHES = 75
+"""Minimum number of global batches in an epoch: 60,000 samples have batches of ``JOINT_BATCH``."""
 SMALLEST_BATCH = 16
 """Minimum local batch size: smaller batches cost more time than they are worth."""
 SAMPLES_PER_MERGE = 15_000
@@ -67,6 +66,14 @@ MANY_WORKERS = 8
 
 Fewer learn better from the mean and their own momentum.
 """
+ROUND = 15
+"""Minimum number of a worker's batches between two outer steps."""
+ROUND_WITH_BATCH_NORM = 3
+"""The same with BatchNorm, where outer steps reset the workers' momentum."""
+MEMORIES = 1.5
+"""Minimum length of the same round in memories of the workers' momentum, 1 / (1 - momentum)."""
+LARGE_STEP = 1.5
+"""Global batch size, in units of ``BATCH``, from which on an outer optimizer makes up for it."""
 
 
 def published_merge(preset: Preset, num_epochs: int) -> Merge:
@@ -93,39 +100,117 @@ def has_batch_norm(net: nn.Module) -> bool:
     return any(map(is_batch_norm, net.modules()))
 
 
-def auto_batch(num_workers: int, net: nn.Module, *, scheduled: bool) -> int:
-    """Return a worker's batch size; ``scheduled`` says whether the learning rate has a schedule."""
-    joint = SCHEDULED_JOINT_BATCH if scheduled and has_batch_norm(net) else JOINT_BATCH
-    return min(BATCH, max(SMALLEST_BATCH, joint // num_workers))
+CHOSEN = ("every", "unit", "outer_optimizer", "optimizer_state")
+"""The options of ``Merge`` that ``"auto"`` chooses."""
 
 
-def auto_merge(
-    samples: int,
-    batch: int,
-    num_workers: int,
-    *,
-    net: nn.Module,
-    optimizer: NetOptimizer,
-    scheduled: bool,
-) -> Merge:
+@dataclass(frozen=True, kw_only=True)
+class FitFacts:
+    """What ``"auto"`` chooses by."""
+
+    samples: int
+    """Samples of an epoch."""
+    workers: int
+    momentum: float
+    """Momentum of the workers' SGD, or the first beta of Adam and the like."""
+    adaptive: bool
+    """Whether the workers have another optimizer than SGD."""
+    batch_norm: bool
+    """Whether the network has layers of BatchNorm."""
+    scheduled: bool
+    """Whether the learning rate has a schedule."""
+
+    @classmethod
+    def of(
+        cls, samples: int, workers: int, net: nn.Module, optimizer: NetOptimizer, *, scheduled: bool
+    ) -> Self:
+        """Return the facts of a network and its optimizer."""
+        instance = make_optimizer(optimizer, net)
+        return cls(
+            samples=samples,
+            workers=workers,
+            momentum=max(map(_momentum, instance.param_groups), default=0.0),
+            adaptive=not isinstance(instance, torch.optim.SGD),
+            batch_norm=has_batch_norm(net),
+            scheduled=scheduled,
+        )
+
+
+def _momentum(group: Mapping[str, Any]) -> float:
+    """Return the momentum of a group of parameters; 0 if its optimizer has none."""
+    betas = group.get("betas")
+    momentum = group.get("momentum") if betas is None else betas[0]
+    return float(momentum or 0.0)
+
+
+def auto_batch(facts: FitFacts) -> int:
+    """Return a worker's batch size.
+
+    The workers share a global batch. An epoch has ``JOINT_BATCHES`` of these or more, so that
+    little data has small batches: merged often, workers with small batches take as many steps as
+    one worker with batches of ``BATCH``.
+    """
+    scheduled_batch_norm = facts.scheduled and facts.batch_norm
+    largest = SCHEDULED_JOINT_BATCH if scheduled_batch_norm else JOINT_BATCH
+    joint = min(largest, max(BATCH, facts.samples // JOINT_BATCHES))
+    return min(BATCH, max(SMALLEST_BATCH, joint // facts.workers))
+
+
+def auto_merge(facts: FitFacts, batch: int, every: int | None = None) -> Merge:
     """Return when and how ``"auto"`` merges, and what happens to the workers' momentum.
+
+    ``every`` is the number of a worker's batches between two merges, if it was given.
 
     With frequent merges both kinds of momentum add up, which networks with BatchNorm do not
     tolerate. They get only one kind: the outer momentum with many workers, or the workers' own,
     because Adam needs its moments. With a schedule they get the workers' own, and merge after a few
     batches: outer steps gain nothing from a falling rate.
     """
-    if num_workers == 1:  # the plain loop
+    if facts.workers == 1:  # the plain loop
         return Merge()
-    batch_norm = has_batch_norm(net)
-    adaptive = not isinstance(make_optimizer(optimizer, net), torch.optim.SGD)
-    often = SCHEDULED_SAMPLES_PER_MERGE if scheduled else SAMPLES_PER_MERGE_WITH_BATCH_NORM
-    most = often if batch_norm else SAMPLES_PER_MERGE
-    every = max(1, round(min(most, samples / 4) / (batch * num_workers)))
-    # Steps in one direction add up to lr / (1 - momentum) times the mean change: as far as these
-    # workers would have moved one after another, up to 7 of them.
-    momentum = round(min(NESTEROV["momentum"], 1 - NESTEROV["lr"] / num_workers), 3)
-    keeps_momentum = adaptive or scheduled or num_workers < MANY_WORKERS
-    outer = None if batch_norm and keeps_momentum else {**NESTEROV, "momentum": momentum}
-    state: OptimizerState = "reset" if batch_norm and outer is not None else "average"
+    often = SCHEDULED_SAMPLES_PER_MERGE if facts.scheduled else SAMPLES_PER_MERGE_WITH_BATCH_NORM
+    most = often if facts.batch_norm else SAMPLES_PER_MERGE
+    if every is None:
+        every = max(1, round(min(most, facts.samples / 4) / (batch * facts.workers)))
+    outer = None
+    if _outer_steps_pay(facts, batch, every):
+        # Steps in one direction add up to lr / (1 - momentum) times the mean change: as far as one
+        # worker would have moved in batches of ``BATCH``, up to 7 times the change.
+        steps = batch * facts.workers / BATCH
+        momentum = round(min(NESTEROV["momentum"], 1 - NESTEROV["lr"] / steps), 3)
+        outer = {**NESTEROV, "momentum": momentum}
+    state: OptimizerState = "reset" if facts.batch_norm and outer is not None else "average"
     return Merge(every=every, unit="batches", outer_optimizer=outer, optimizer_state=state)
+
+
+def _outer_steps_pay(facts: FitFacts, batch: int, every: int) -> bool:
+    """Return whether an outer optimizer learns more than the mean.
+
+    In a short round the workers have hardly moved apart: the mean of their parameters and momentum
+    is then a step of SGD with a global batch, whose own momentum goes on through the merges. An
+    outer momentum would multiply with it, and the fit diverge. In a long round the workers settle
+    in the steep directions, and an outer step lengthens the others only.
+    """
+    if batch * facts.workers < LARGE_STEP * BATCH:
+        return False
+    if facts.batch_norm:
+        keeps_momentum = facts.adaptive or facts.scheduled or facts.workers < MANY_WORKERS
+        return not keeps_momentum and every >= ROUND_WITH_BATCH_NORM
+    memories = every * (1 - facts.momentum)
+    return every >= ROUND and memories >= MEMORIES - 1e-9
+
+
+def learns_as_one(facts: FitFacts, batch: int) -> bool:
+    """Return whether ``"auto"`` should learn as much from an epoch as one worker.
+
+    It should where an outer step makes up for a large global batch, or the batch is small.
+    """
+    merge = auto_merge(facts, batch)
+    return merge.outer_optimizer is not None or batch * facts.workers < LARGE_STEP * BATCH
+
+
+def enough_workers(facts: FitFacts) -> int:
+    """Return the largest number of workers, at most those of the fit, that learn as one."""
+    fewer = (replace(facts, workers=workers) for workers in range(facts.workers, 1, -1))
+    learning = (some.workers for some in fewer if learns_as_one(some, auto_batch(some)))
+    return next(learning, 1)

@@ -15,7 +15,9 @@ from compss_train.engines.mapping import whole_values
 from compss_train.engines.packing import ranges_for_costs, singles
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
+from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.measurements import Measured
+from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parts import joined
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
 from compss_train.training.data_source import DataSource
@@ -26,6 +28,7 @@ from compss_train.training.inference import (
     is_for_tasks,
     warn_of_problems,
 )
+from compss_train.training.loss_check import LossCheck
 from compss_train.training.merged import Parts
 from compss_train.training.published_data import PublishedData
 from compss_train.training.round_records import round_record
@@ -155,6 +158,18 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
     return session.publish(job)
 
 
+def _loss_check(fit: FitOfEpochs) -> LossCheck | None:
+    """Return the check of a fit of new parameters; ``None`` if its loss need not fall."""
+    is_new = fit.epochs.start == 0 and fit.checkpoint is None
+    if not is_new or not fit.data.counted or fit.session.num_workers == 1:
+        return None
+    check = LossCheck.of(fit.merge, fit.rounds_left.samples_left)
+    spec = fit.session.model.built.training_spec
+    if check is None or isinstance(make_optimizer(spec.optimizer, spec.net), JoinedOptimizer):
+        return None  # several optimizers take turns, as of a GAN
+    return check
+
+
 def _validation_tasks(fit: FitOfEpochs, validation: DataSource) -> Inference:
     """Return the evaluation on the validation data; tries a batch that only tasks can evaluate."""
     model = fit.session.model
@@ -201,6 +216,7 @@ class RoundLoop(FitRun):
         self._began = time.time()
         self._last_end = fit.stopping.clock()
         """When the last round ended, by the clock of ``stopping``."""
+        self._loss_check = _loss_check(fit)
         self.stopped: str | None = None
         """Why the fit ended before its last round."""
 
@@ -362,6 +378,8 @@ class RoundLoop(FitRun):
             "round %d of epoch %d: loss %.6g, %.3f s",
             *map(record.get, ("round", "epoch", "loss", "seconds")),
         )
+        if self._loss_check is not None:
+            self._loss_check.observe(record)
         self._session.model.record(record)
 
     def _note_problems(self, measured: Mapping[str, list[Measured]]) -> None:

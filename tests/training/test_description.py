@@ -210,22 +210,6 @@ def chosen(
     return options.merge, options.batch_size
 
 
-@pytest.mark.parametrize("net", [mlp, awkward_net])
-@pytest.mark.parametrize("workers", [2, 7, 8, 32, 64, 1000])
-@pytest.mark.parametrize("samples", [100, 60_000, 10**7])
-def test_auto_merges_after_a_number_of_samples(net, workers, samples):
-    merge, batch = chosen("auto", net, workers, samples)
-    assert 16 <= batch <= 100
-    between = merge.every * batch * workers
-    wanted = min(3_200 if net is awkward_net else 15_000, samples / 4)
-    assert merge.every == 1 or abs(between - wanted) <= batch * workers / 2
-    if net is awkward_net and workers < 8:
-        assert (merge.optimizer_state, merge.outer_optimizer) == ("average", None)
-    else:
-        assert merge.optimizer_state == ("reset" if net is awkward_net else "average")
-        assert merge.outer_optimizer == {**NESTEROV, "momentum": 0.65 if workers == 2 else 0.9}
-
-
 @pytest.mark.parametrize("optimizer", [SGD, ADAM])
 def test_batches_are_small_and_merged_often_with_batch_norm_and_a_schedule(optimizer):
     for workers, every in ((2, 4), (8, 2), (32, 2)):
@@ -249,6 +233,9 @@ def test_what_is_given_wins():
             7,
         )
     assert chosen("auto", batch_size=10)[0].every == round(15_000 / 320)
+    for unit, every, outer in (("batches", 1, None), ("epochs", 1, NESTEROV)):
+        merge, _ = chosen(Merge("auto", every=every, unit=unit))
+        assert (merge.every, merge.unit, merge.outer_optimizer) == (every, unit, outer)
     merge, batch = chosen("auto", num_batches_per_worker=1500)
     assert batch is None
     assert merge.every == round(15_000 / 320)  # blocks of 15,000 samples in batches of 10
