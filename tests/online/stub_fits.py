@@ -42,8 +42,10 @@ class StubCoordinator:
             while not self._closed.is_set():
                 while not self._calls.empty():
                     self._calls.get()()
-                if (received := self.server.next(0.02)) is not None:
-                    self._handle(*received[:2])
+                received = self.server.next(0.02)
+                if received is not None:
+                    client, header, _ = received
+                    self._handle(client, header)
 
     def _handle(self, client, header):
         if client not in self.clients:
@@ -79,9 +81,9 @@ class StubCoordinator:
         """Set the address of a worker; ``None`` if it has died."""
 
         def update():
-            each = self.workers[worker]
-            each.url = url
-            each.deaths += url is None
+            stub = self.workers[worker]
+            stub.url = url
+            stub.deaths += url is None
             self.router.update()
 
         self.call(update)
@@ -187,5 +189,5 @@ def make_stub():
 
     with no_threads_left():
         yield make
-        for each in made:
-            each.close()
+        for stub in made:
+            stub.close()

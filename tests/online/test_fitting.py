@@ -88,7 +88,7 @@ def test_samples_of_another_dtype_are_converted_and_warnings_of_workers_arrive(l
     trainer = build_trainer(local, 1, net, loss="cross_entropy")
     with pytest.warns(UserWarning, match="float64 becomes|outputs of the network") as warned:
         ours = fit_online(trainer, simulate_rows, [(x.astype(np.float64), y)])
-    beginnings = sorted(str(each.message)[:23] for each in warned)
+    beginnings = sorted(str(warning.message)[:23] for warning in warned)
     assert beginnings == ["float64 becomes float32", "the outputs of the netw"]
     assert_same_bits(ours, plain_loop(net, PLAIN["momentum"][1], batches_of(7, x, y)))
 

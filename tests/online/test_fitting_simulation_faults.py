@@ -83,7 +83,7 @@ def test_simulations_that_are_given_up_are_named_at_the_end(local, tmp_path):
         f"6 of 12 simulations were given up, and samples of them are missing: {names}, 1 more; "
         "the first failure: simulation 1 of input 1 failed: ArithmeticError: 1 is odd"
     )
-    assert [str(each.message).count("Traceback") for each in warned] == [1, 0, 0, 0, 0, 0, 0]
+    assert [str(warning.message).count("Traceback") for warning in warned] == [1, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_mistake_ends_a_study_before_it_has_run_through_its_inputs(local, tmp_path):
@@ -143,7 +143,7 @@ def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
             retries=9,  # of those that a slow machine makes hang
             count=2,
         )
-    assert any(said in str(each.message) for each in warned)
+    assert any(said in str(warning.message) for warning in warned)
     assert fault.count == 1
     assert trained == [1] * 20
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}

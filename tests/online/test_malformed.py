@@ -90,7 +90,7 @@ FROM_SIMULATIONS = [
 @pytest.mark.parametrize(
     ("role", "header", "arrays"),
     [("worker", *message) for message in FROM_WORKERS]
-    + [("simulation", each, []) for each in FROM_SIMULATIONS],
+    + [("simulation", header, []) for header in FROM_SIMULATIONS],
     ids=lambda value: repr(value)[:30] if isinstance(value, dict) else "",
 )
 def test_a_task_with_a_malformed_message(coordinator, role, header, arrays, why):
@@ -101,7 +101,7 @@ def test_a_task_with_a_malformed_message(coordinator, role, header, arrays, why)
 
 
 @pytest.mark.parametrize(
-    "samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda each: repr(each)[:9]
+    "samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda samples: repr(samples)[:9]
 )
 def test_a_sender_with_a_number_of_samples_that_is_none(samples, why):
     with stub_fit() as running:

@@ -31,14 +31,14 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
                     connection.close()
                 else:  # thought dead: its remaining samples arrive while the next one sends
                     left.append((connection, numbers[cut:]))
-            others = [
+            threads = [
                 Thread(connection.send_all, numbers, paired=True) for connection, numbers in left
             ]
             with stub.connect(3) as connection:
                 connection.send_all(range(connection.offset, 8), paired=True)
                 assert "ended" in connection.end()
-            for other, (connection, _) in zip(others, left, strict=True):
-                other.result()
+            for thread, (connection, _) in zip(threads, left, strict=True):
+                thread.result()
                 connection.close()
             assert stub.buffer.samples_put == 8
             if not paired:

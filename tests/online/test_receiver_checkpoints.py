@@ -34,8 +34,8 @@ def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, 
     for moment in [*sorted(random.integers(streams * samples, size=6).tolist()), streams * samples]:
         wait_until(lambda moment=moment: stub.buffer.samples_put >= moment)
         snapshots.append(pickle.loads(pickle.dumps(stub.receiver.snapshot())))
-    for each in running:
-        each.result()
+    for sending in running:
+        sending.result()
     stop.set()
     consuming.result()
     for state, received in snapshots:
@@ -49,8 +49,8 @@ def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, 
         if kind != "Reservoir":  # which holds all of them
             had = order[: state["usage"]["got"]]
             got = had + [numbers(buffer.get())[0] for _ in range(streams * samples - len(had))]
-        for each in threads:
-            each.result()
+        for thread in threads:
+            thread.result()
         assert sorted(got + again.drain()) == [
             100 * number + n for number in range(streams) for n in range(samples)
         ]

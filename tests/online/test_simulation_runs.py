@@ -1,6 +1,4 @@
-"""The simulations of a fit as its coordinator runs them, against a model; on an engine that runs
-nothing.
-"""
+"""The simulations of a fit as its coordinator runs them, against a model, on an idle engine."""
 
 import itertools
 import warnings
@@ -220,11 +218,11 @@ def test_a_mistake_is_shown_once_and_is_not_tried_again():
     for _ in range(3):
         with pytest.warns(UserWarning, match="skipped") as warned:
             runs.send(runs.running[0][0], {**AT_A_LINE, "repeats": True})
-        texts += [str(each.message) for each in warned]
+        texts += [str(warning.message) for warning in warned]
         runs.start()
     assert texts == [
-        f"simulation {number} of input {number} failed: oh; skipped, as it would fail again" + more
-        for number, more in enumerate(["\nwhere it was", "", ""])
+        f"simulation {number} of input {number} failed: oh; skipped, as it would fail again{trace}"
+        for number, trace in enumerate(["\nwhere it was", "", ""])
     ]
 
 

@@ -33,13 +33,13 @@ def values(number, *numbers, order="<"):
 
 def received(*messages, order="<"):
     """Return the time steps that these messages make, and whether they have an end."""
-    own, other = socket.socketpair()
-    with own, other, SolverMessages(own, order) as read:
-        other.sendall(b"".join(messages))
-        other.shutdown(socket.SHUT_WR)
+    reading, writing = socket.socketpair()
+    with reading, writing, SolverMessages(reading, order) as messages_read:
+        writing.sendall(b"".join(messages))
+        writing.shutdown(socket.SHUT_WR)
         return [
-            {name: array.tolist() for name, array in step.items()} for step in read.steps()
-        ], read.ended
+            {name: array.tolist() for name, array in step.items()} for step in messages_read.steps()
+        ], messages_read.ended
 
 
 U = field(0, "u")
@@ -104,28 +104,28 @@ def test_other_messages_are_errors(messages, said, raises):
 
 
 def greeted(line, token="-"):
-    own, other = socket.socketpair()
-    with own, other:
-        own.settimeout(5)
-        other.sendall(line)
-        other.shutdown(socket.SHUT_WR)
-        return check_hello(own, token)
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        reading.settimeout(5)
+        writing.sendall(line)
+        writing.shutdown(socket.SHUT_WR)
+        return check_hello(reading, token)
 
 
 def test_a_first_line_that_trickles_takes_no_longer_than_the_timeout():
-    own, other = socket.socketpair()
+    reading, writing = socket.socketpair()
     given_up = threading.Event()
 
     def send():
         while not given_up.is_set():
-            other.sendall(b"x")
+            writing.sendall(b"x")
             pause(0.05)
 
-    with own, other:
-        own.settimeout(0.2)
+    with reading, writing:
+        reading.settimeout(0.2)
         sending = Thread(send)
         with pytest.raises(OSError, match=r"timed out|temporarily unavailable"):
-            check_hello(own, "-")
+            check_hello(reading, "-")
         given_up.set()
         sending.result()
 

@@ -51,9 +51,13 @@ def test_whole_streams_are_routed_to_one_worker_each(stream, samples, workers):
 @given(streams, numbers_of_samples, numbers_of_samples, workers, st.booleans(), st.data())
 def test_samples_are_counted_that_a_worker_gets(stream, first, end, workers, whole, data):
     worker = data.draw(st.integers(0, workers - 1))
-    own = [n for n in range(first, end) if worker_of(stream, n, workers, whole=whole) == worker]
+    routed = [
+        sample
+        for sample in range(first, end)
+        if worker_of(stream, sample, workers, whole=whole) == worker
+    ]
     job = SimpleNamespace(num_workers=workers, paired=whole)
-    assert OnlineJob.routed(job, worker, stream, range(first, end)) == len(own)
+    assert OnlineJob.routed(job, worker, stream, range(first, end)) == len(routed)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=3))
@@ -71,8 +75,9 @@ def test_samples_of_all_streams_are_routed_in_order(workers, amounts):
                 for sample in range(samples):
                     opened.send(number_sample(100 * number + sample), None)
                 opened.finish()
-            for own, turn in zip(expected, expected_samples(number, samples, workers), strict=True):
-                own += [100 * number + sample for sample in turn]
+            by_worker = expected_samples(number, samples, workers)
+            for worker_samples, turn in zip(expected, by_worker, strict=True):
+                worker_samples += [100 * number + sample for sample in turn]
         # Events of different connections may arrive in another order.
         assert sorted(running.coordinator.wait_for("finished", len(amounts))) == sorted(amounts)
         assert [stub.drain() for stub in running.workers] == expected
@@ -117,8 +122,8 @@ def test_a_named_sender_continues_where_it_was(stops, workers, paired):
                 send_all(sender, range(stop), paired=paired)
                 most = max(most, stop)
         assert set(running.coordinator.received("name")) == {"solver"}
-        got = [stub.buffer.samples_put for stub in running.workers]
-        assert got == [len(own) for own in expected_samples(0, STEPS, workers, whole=paired)]
+        expected = expected_samples(0, STEPS, workers, whole=paired)
+        assert [stub.buffer.samples_put for stub in running.workers] == list(map(len, expected))
 
 
 @given(
@@ -150,6 +155,6 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
             send_all(sender, range(delivered, STEPS), paired=paired)
         assert running.coordinator.wait_for("finished", 2) == [before, STEPS]
         turn = expected_samples(0, STEPS, workers, whole=paired)
-        assert [stub.buffer.samples_put for stub in running.workers] == [len(own) for own in turn]
+        assert [stub.buffer.samples_put for stub in running.workers] == list(map(len, turn))
         if not paired:
             assert [stub.drain() for stub in running.workers] == turn

@@ -51,7 +51,7 @@ def test_samples_lost_with_a_worker_are_counted_in_a_warning(workers, worker, sa
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             sender.close()
-        messages = [str(each.message) for each in caught]
+        messages = [str(warning.message) for warning in caught]
         assert len(messages) == (lost > 0)
         assert all(
             f"worker {worker} disconnected" in text and f"{lost} samples" in text
@@ -85,4 +85,4 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
             sender.close()
         finally:
             silent.close()
-        assert ["worker 0 disconnected" in str(each.message) for each in caught] == [True]
+        assert ["worker 0 disconnected" in str(warning.message) for warning in caught] == [True]

@@ -1,6 +1,4 @@
-"""The workers as the coordinator sees them, and its part of the last save, with its buffer in a
-file.
-"""
+"""The workers as the coordinator sees them, and their parts of the last save, with buffers."""
 
 from contextlib import nullcontext
 from dataclasses import replace

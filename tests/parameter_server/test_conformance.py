@@ -111,13 +111,13 @@ def test_no_push_of_any_thread_is_lost(server):
     # Multiples of a power of two: sums in float64 are exact in any order.
     deltas = random.integers(-(2**20), 2**20, (8, pushes, 7)) / 1024
 
-    def push(own):
-        for number, delta in enumerate(own):
+    def push(thread_deltas):
+        for number, delta in enumerate(thread_deltas):
             server.push(keys[number % 3], [delta], priority=int(random.integers(5)))
             if number % 50 == 0:
                 server.pull(keys[number % 3])
 
-    threads = [threading.Thread(target=push, args=[own]) for own in deltas]
+    threads = [threading.Thread(target=push, args=[thread_deltas]) for thread_deltas in deltas]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -288,10 +288,10 @@ def test_a_key_that_is_loaded_continues_as_the_one_that_was_saved(make, optimize
         with make(optimizer) as other:
             for key, optimized in (("w", True), ("n", False)):
                 other.load(key, saved[key], optimized=optimized)
-            for each in (server, other):
+            for pushed in (server, other):
                 for step in steps[1:]:
-                    each.push("w", [step.double()])
-                    each.push("n", [step.double()])
+                    pushed.push("w", [step.double()])
+                    pushed.push("n", [step.double()])
             for key in "wn":
                 assert torch.equal(
                     torch.as_tensor(other.pull(key)[0]), torch.as_tensor(server.pull(key)[0])
