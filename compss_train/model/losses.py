@@ -35,15 +35,21 @@ def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") 
 
 
 def cross_entropy(
-    output: Tensor, target: Tensor, reduction: str = "mean", ignore_index: int = IGNORE_INDEX
+    output: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    ignore_index: int = IGNORE_INDEX,
+    weight: Tensor | None = None,
 ) -> Tensor:
-    """Return the cross entropy of logits (N, C, ...).
+    """Return the cross entropy of logits (N, C, ...), with a ``weight`` for each class or none.
 
     Targets are class indices (N, ...) or (N, 1), or one-hot or soft targets (N, C, ...).
     """
     output = full_precision(output)
     target = class_targets(output, target, least=2)
-    return functional.cross_entropy(output, target, reduction=reduction, ignore_index=ignore_index)
+    return functional.cross_entropy(
+        output, target, weight, reduction=reduction, ignore_index=ignore_index
+    )
 
 
 def categorical_cross_entropy(

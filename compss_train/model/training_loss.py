@@ -18,11 +18,17 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from compss_train._utils.nested import leaves
 from compss_train.model.broadcasting import comparing
 from compss_train.model.error_hints import kind_of
-from compss_train.model.losses import BatchFunction, is_from_library
+from compss_train.model.losses import (
+    BatchFunction,
+    cross_entropy,
+    full_precision,
+    is_from_library,
+)
 
 ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
 """A weight for each class, by its index."""
@@ -78,30 +84,37 @@ class TrainingLoss:
         if weight is None and self._class_weight is None:
             return self._unweighted(output, target)
         samples = len(leaves(target)[0])
-        factors = []
-        if weight is not None:
-            if weight.numel() != samples or len(weight) != samples or not _are_weights(weight):
-                raise ValueError(
-                    f"the weights of {samples} samples have shape {tuple(weight.shape)}, or one "
-                    "is negative, NaN or infinite; give one finite number of at least 0 for each "
-                    "sample"
-                )
-            factors.append(weight)
-        if self._class_weight is not None:
-            factors.append(
-                class_weights(self._class_weight, output, target, ignore_index=self._ignore_index)
+        if weight is not None and (
+            weight.numel() != samples or len(weight) != samples or not _are_weights(weight)
+        ):
+            raise ValueError(
+                f"the weights of {samples} samples have shape {tuple(weight.shape)}, or one is "
+                "negative, NaN or infinite; give one finite number of at least 0 for each sample"
             )
-        losses = self._before_the_mean(output, target, samples)
+        of_classes = None
+        if self._class_weight is not None:
+            of_classes = class_weights(
+                self._class_weight, output, target, ignore_index=self._ignore_index
+            )
+        losses = self._before_the_mean(output, target, samples, weighted=True)
         precision = torch.promote_types(losses.dtype, torch.float32)
-        weights = torch.ones(losses.shape, dtype=precision, device=losses.device)
-        for factor in factors:
-            weights *= _like_losses(factor, losses)
+        factors = torch.ones(losses.shape, dtype=precision, device=losses.device)
         counted = self._counted(losses, target)
         if counted is not None:
-            weights = weights * counted
-        total = weights.sum()
-        mean = (losses * weights).sum() / torch.where(total > 0, total, torch.ones_like(total))
-        return BatchLoss(mean, total)
+            factors *= counted
+        if weight is not None:
+            factors *= _like_losses(weight, losses)
+        counts = factors
+        if of_classes is not None and not self._takes_class_weight:
+            factors *= _like_losses(of_classes, losses)
+        elif of_classes is not None and target.shape != output.shape:
+            # The losses have the weights of their classes. Of soft targets, torch divides by the
+            # number.
+            counts = factors * _like_losses(of_classes, losses).to(precision)
+        total = counts.sum()
+        has_share = total > 0
+        mean = (losses * factors).sum() / torch.where(has_share, total, torch.ones_like(total))
+        return BatchLoss(mean * has_share, total)
 
     def _unweighted(self, output: Tensor, target: Tensor) -> BatchLoss:
         """Return the loss itself; where no target counts, 0 with gradients of 0 instead of NaN."""
@@ -147,9 +160,18 @@ class TrainingLoss:
             return losses.flatten(1).mean(1, dtype=precision) if losses.dim() > 1 else losses
         return losses.reshape(samples, -1).sum(1) / counted.reshape(samples, -1).sum(1)
 
-    def _before_the_mean(self, output: Tensor, target: Tensor, samples: int) -> Tensor:
-        """Return the losses of which the loss is the mean: one or more for each sample."""
-        losses = self._elementwise(output, target)
+    def _before_the_mean(
+        self, output: Tensor, target: Tensor, samples: int, *, weighted: bool = False
+    ) -> Tensor:
+        """Return the losses of which the loss is the mean: one or more for each sample.
+
+        With ``weighted``, a loss of torch that takes class weights gets them.
+        """
+        function = self._elementwise
+        if weighted and self._class_weight is not None and self._takes_class_weight:
+            output = full_precision(output)
+            function = _with_class_weight(self._loss, self._class_weight.to(output.dtype))
+        losses = function(output, target)
         if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
                 f"the loss with reduction='none' returned {kind_of(losses)} for {samples} "
@@ -169,6 +191,14 @@ class TrainingLoss:
     @cached_property
     def _elementwise(self) -> BatchFunction:
         return elementwise(self._loss)
+
+    @cached_property
+    def _takes_class_weight(self) -> bool:
+        """Whether class weights are an argument of the loss, which says what they mean."""
+        if isinstance(self._loss, nn.Module):
+            return type(self._loss) in (nn.CrossEntropyLoss, nn.NLLLoss)
+        function = self._loss.func if isinstance(self._loss, partial) else self._loss
+        return function in (functional.cross_entropy, functional.nll_loss, cross_entropy)
 
     @cached_property
     def _counts_targets(self) -> bool:
@@ -326,6 +356,19 @@ def elementwise(loss: BatchFunction) -> BatchFunction:
         )
     function: Any = loss
     return partial(function, reduction="none")
+
+
+def _with_class_weight(loss: BatchFunction, weight: Tensor) -> BatchFunction:
+    """Return a loss of torch with these class weights, before its mean."""
+    function: Any = loss
+    options: dict[str, Any] = {"weight": weight, "reduction": "none"}
+    if isinstance(loss, nn.CrossEntropyLoss):
+        function = functional.cross_entropy
+        options |= {"ignore_index": loss.ignore_index, "label_smoothing": loss.label_smoothing}
+    elif isinstance(loss, nn.NLLLoss):
+        function = functional.nll_loss
+        options |= {"ignore_index": loss.ignore_index}
+    return partial(function, **options)
 
 
 def ignore_index_of(loss: BatchFunction) -> int | None:

@@ -59,6 +59,8 @@ class DataSource:
     """The conversions that most users want."""
     coding: Coding = field(default_factory=dict)
     """What the numbers mean, which is the same in all data of a network."""
+    index: tuple[str, Any] | None = field(default=None, repr=False)
+    """The name of the first frame of pandas among the columns, and its index."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -132,7 +134,10 @@ class DataSource:
         weights = as_weights(sample_weight, next(iter(self.columns.values())))
         structure = replace(self.structure, weighted=True)
         columns = {**self.columns, "sample_weight": weights}
-        return replace(self, columns=columns, structure=structure)
+        notes = self.notes
+        if self.index is not None and is_frame(sample_weight) and hasattr(sample_weight, "index"):
+            notes += tuple(_other_order(*self.index, "sample_weight", sample_weight.index))
+        return replace(self, columns=columns, structure=structure, notes=notes)
 
     def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> Self:
         if sample_weight is not None:
@@ -256,6 +261,7 @@ def as_data_source(
         notes=tuple(converted.notes),
         remarks=tuple(converted.remarks),
         coding=converted.coding,
+        index=converted.index,
     )
 
 
@@ -267,6 +273,8 @@ class _Converted:
     notes: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     coding: Coding = field(default_factory=dict)
+    index: tuple[str, Any] | None = None
+    """The name of the first frame of pandas, and its index."""
 
 
 def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]) -> _Converted:
@@ -275,7 +283,6 @@ def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]
     Raises ``TypeError`` for data that hold samples and targets.
     """
     converted = _Converted({**columns})
-    indexed: tuple[str, Any] | None = None
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
             continue
@@ -292,9 +299,9 @@ def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]
         converted.coding |= frame.coding
         index = getattr(value, "index", None)  # pandas's
         if index is not None:
-            if indexed is not None:
-                converted.notes += _other_order(*indexed, name, index)
-            indexed = indexed or (name, index)
+            if converted.index is not None:
+                converted.notes += _other_order(*converted.index, name, index)
+            converted.index = converted.index or (name, index)
     return converted
 
 

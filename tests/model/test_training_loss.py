@@ -201,7 +201,30 @@ def test_named_losses_and_every_form_of_targets(name, form):
         "bytes": target.to(torch.uint8),
         "one-hot": functional.one_hot(target, 3),
     }[form]
+    if name == "cross_entropy" and form.shape == output.shape:  # torch takes them as probabilities
+        expected = nn.CrossEntropyLoss(WEIGHTS.float())(logits, form.float())
     assert_close(TrainingLoss(LOSSES[name], CLASSES)(output, form), expected)
+
+
+@given(
+    pixels=st.sampled_from([(), (4,), (2, 3)]),
+    smoothing=st.sampled_from([0.0, 0.3]),
+    soft=st.booleans(),
+    functional_form=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_class_weights_are_those_of_torch(pixels, smoothing, soft, functional_form, seed):
+    torch.manual_seed(seed)
+    output = torch.randn(6, 3, *pixels)
+    target = torch.randint(2, (6, *pixels))
+    target.view(-1)[1:][torch.rand(target.numel() - 1) < 0.2] = -100
+    if soft:
+        target = torch.rand(6, 3, *pixels).softmax(1)
+    loss = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    if functional_form:
+        loss = partial(functional.cross_entropy, label_smoothing=smoothing)
+    theirs = nn.CrossEntropyLoss(WEIGHTS.float(), label_smoothing=smoothing)(output, target)
+    assert_close(TrainingLoss(loss, CLASSES)(output, target), theirs)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])

@@ -6,6 +6,7 @@ It is compared with one mean in double precision.
 import copy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -168,3 +169,20 @@ def test_a_merge_weighs_what_was_trained():
     np.testing.assert_allclose(merged, (2 * first + 4 * second) / 6, rtol=1e-6)
     assert record["samples"] == 6
     assert [worker["samples"] for worker in record["workers"]] == [2, 4]
+
+
+def test_weights_whose_index_has_another_order_are_told():
+    x = pd.DataFrame({"a": np.arange(8, dtype=np.float32)})
+    y = x["a"] * 2
+    weights = pd.Series(np.arange(8.0))
+    with DistributedTrainer(num_workers=1, engine="serial") as trainer:
+        trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.0}, "mse")
+        with pytest.warns(UserWarning, match="x and sample_weight have the same index in another"):
+            trainer.fit(
+                x,
+                y.to_frame(),
+                num_epochs=1,
+                batch_size=8,
+                sample_weight=weights[::-1],
+                progress=False,
+            )
