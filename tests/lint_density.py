@@ -100,9 +100,9 @@ class Habit:
 
 HABITS = (
     Habit("assignments of several values", assignments_of_several, 1.5, 1000, "lines of code"),
-    Habit("assignments in expressions", walruses, 7, 1000, "lines of code"),
-    Habit("  whose name no body uses", stray_walruses, 2, 1000, "lines of code"),
-    Habit(f"names like {', '.join(sorted(VAGUE)[:3])}", vague_names, 5, 100, "variables"),
+    Habit("assignments in expressions", walruses, 3, 1000, "lines of code"),
+    Habit("  whose name no body uses", stray_walruses, 0.5, 1000, "lines of code"),
+    Habit(f"names like {', '.join(sorted(VAGUE)[:3])}", vague_names, 1, 100, "variables"),
     Habit(f"functions of more than {LONG} lines", long_functions, 5, 100, "functions"),
 )
 
