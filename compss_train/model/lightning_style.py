@@ -50,13 +50,20 @@ class ModuleStep:
     def __call__(self, net: nn.Module, batch: Any, context: StepContext) -> Any:
         """Call the method; values it passes to ``self.log`` are recorded."""
 
-        def log(name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
+        def log(
+            name: str,
+            value: Any,
+            *_: Any,
+            reduce_fx: Any = "mean",
+            batch_size: float | None = None,
+            **__: Any,
+        ) -> None:
             if reduce_fx not in ("mean", torch.mean):
                 raise TypeError(
                     f"log({name!r}, reduce_fx={reduce_fx!r}): records have means over the samples; "
                     "leave reduce_fx out"
                 )
-            context.log(name, value)
+            context.log(name, value, count=batch_size)
 
         def log_dict(values: dict[str, Any], *_: Any, **options: Any) -> None:
             for name, value in values.items():

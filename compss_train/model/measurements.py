@@ -180,7 +180,8 @@ class MetricAccumulator:
         self.samples += samples
         self._batches += 1
         self._loss.add(result.loss, samples if result.counted is None else result.counted)
-        self.measure(result.measured, samples)
+        for name, value in result.measured.items():
+            self.measure({name: value}, result.counts.get(name, samples))
         output = result.output
         target = result.target
         if self._states and weight is not None:
@@ -200,7 +201,7 @@ class MetricAccumulator:
                 value, counted = self._functions[name].of_batch(output, target)
                 state.add(measured_number(name, value), samples if counted is None else counted)
 
-    def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
+    def measure(self, numbers: Mapping[str, Any], samples: float) -> None:
         """Add means over this number of samples; means over 0 samples do not count."""
         for name, value in numbers.items():
             self._named.setdefault(name, WeightedSum()).add(value if samples else 0.0, samples)

@@ -189,7 +189,10 @@ class ModelReplica:
         output = values.pop("output", None)
         target = values.pop("target", x if y is None else y)
         losses = values.pop("losses", None)
+        counts = {name: checked_count(count) for name, count in context.counts.items()}
         counted = self.loss.take_count(loss)
+        if loss is context.logged.get("loss"):
+            counted = counts.get("loss", counted)
         if isinstance(returned, Mapping) and "count" in returned:
             counted = checked_count(values.pop("count"))
         if self.measures.metrics and output is None:
@@ -199,7 +202,9 @@ class ModelReplica:
                 "numbers themselves"
             )
         measured = {name: measured_number(name, value) for name, value in values.items()}
-        return StepResult(loss, output, target, measured=measured, losses=losses, counted=counted)
+        return StepResult(
+            loss, output, target, measured=measured, losses=losses, counts=counts, counted=counted
+        )
 
     @torch.no_grad()
     def losses_by_sample(self, result: StepResult, samples: int) -> torch.Tensor:

@@ -41,18 +41,25 @@ class StepContext:
     """Whether this is a training step."""
     logged: dict[str, Any] = field(default_factory=dict)
     """What ``log`` was called with."""
+    counts: dict[str, float] = field(default_factory=dict)
+    """What some of the logged numbers are means over, by name; the others are over the samples."""
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     """The optimizers by name, if there are several."""
     apply: Update | None = None
     """What ``update`` does; ``None`` with one optimizer and in validation."""
 
-    def log(self, name: str, value: Any) -> None:
+    def log(self, name: str, value: Any, *, count: float | None = None) -> None:
         """Log a number: the record of each round has its mean over the samples.
+
+        ``count`` is what it is a mean over, if that is not the samples of the batch.
 
         ``train_`` and ``val_`` at the beginning of the name are left out, as records of validation
         have a prefix of their own.
         """
-        self.logged[name.removeprefix("train_").removeprefix("val_")] = value
+        name = name.removeprefix("train_").removeprefix("val_")
+        self.logged[name] = value
+        if count is not None:
+            self.counts[name] = count
 
     def update(self, name: str, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Step one of several optimizers with the clipped gradients of this loss.
@@ -91,6 +98,8 @@ class StepResult(NamedTuple):
     """Other numbers by name."""
     losses: Tensor | None = None
     """The loss of each sample, shape (n,), if the step returned it."""
+    counts: Mapping[str, float] = {}
+    """What some of the measured numbers are means over; the others are over the samples."""
     counted: Tensor | float | None = None
     """What the loss is a mean over, such as the number of targets; ``None`` for the samples."""
 
