@@ -62,9 +62,10 @@ for number in 1 2; do
     ip -n $name addr add 198.18.0.$number/24 dev eth0
     ip -n $name link set eth0 up
     ip -n $name link set lo up
-    # A node's local disk is its own.
+    # A node's local disk is its own, and so are the files by which Ray finds a cluster.
     nsenter --net=/run/netns/$name unshare --uts --mount bash -c \
-        "hostname $name && mount -t tmpfs none $folder/local && exec slurmd -D" &
+        "hostname $name && mount -t tmpfs none $folder/local && mkdir -p /tmp/ray && mount -t tmpfs none /tmp/ray \
+            && exec slurmd -D" &
 done
 
 until [ "$(sinfo --noheader --states=idle --format=%D)" = 2 ]; do sleep 0.1; done

@@ -4,16 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import pytest
 
+from compss_train.engines.ray import submitter
+from compss_train.exceptions import TaskCancelledError
 from tests.compss.conftest import INSIDE
+from tests.engines import tasks
 from tests.helpers.processes import ROOT
+from tests.helpers.waiting import wait_until
 
 
 @pytest.mark.parametrize("is_joined_before", [False, True])
 def test_sigterm_stops_a_fit_although_ray_has_a_handler(tmp_path, is_joined_before):
-    join = "ray.init(num_cpus=1, include_dashboard=False)" if is_joined_before else ""
+    join = "ray.init('local', num_cpus=1, include_dashboard=False)" if is_joined_before else ""
     program = f"""
 import ray, runpy, sys
 {join}
@@ -30,3 +35,26 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     )
     assert done.returncode == 143, done.stderr
     assert "fit interrupted by SIGTERM; last complete round: 3" in done.stderr
+
+
+class Silent:
+    """What Ray would answer, if it did."""
+
+    def future(self):
+        return Future()
+
+
+def test_tasks_are_cancelled_although_ray_does_not_answer(shared_ray, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(submitter, "CANCEL_SECONDS", 0.1)
+    notes = tmp_path / "notes"
+    gate = tmp_path / "gate"
+    ref = shared_ray.submit(tasks.note_and_wait, notes, gate)
+    wait_until(notes.exists)
+    with monkeypatch.context() as context:
+        context.setattr(submitter.Submitter, "_noted", lambda _: Silent())
+        shared_ray.cancel()
+    assert "Ray does not answer: 1 cancelled tasks run on" in capfd.readouterr().err
+    with pytest.raises(TaskCancelledError):
+        shared_ray.fetch([ref])
+    gate.touch()
+    assert shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)]) == [3]

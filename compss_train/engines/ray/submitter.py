@@ -22,6 +22,7 @@ from compss_train.engines.ray import agent, cluster
 from compss_train.engines.ray.value import Lineage, RayValue, lost_error
 from compss_train.engines.task_graph import Task, Value
 from compss_train.engines.watch import say
+from compss_train.exceptions import TaskCancelledError
 
 NODES_SECONDS = 5.0
 """Seconds between looks for nodes that have joined or left."""
@@ -41,6 +42,9 @@ slowest of a merge if that were more often.
 
 ROOM_SECONDS = 10.0
 """Seconds that the first task waits for free CPUs until the program says so, or gives up."""
+
+CANCEL_SECONDS = 5.0
+"""Seconds that Ray has to note the tasks that are to be cancelled; then nobody waits for them."""
 
 ANY_CPUS = 10**9
 """Ray has the tasks that are ready, and starts those that fit on its nodes."""
@@ -91,6 +95,10 @@ class Submitter(GraphThread):
         """When to look for nodes again."""
         self._running: dict[Task, Any] = {}
         """The last result of each running task: its node, or a failure."""
+        self._cancelled: dict[Task, float] = {}
+        """Running tasks that are to be cancelled, and when the wait for Ray ends."""
+        self._abandoned: dict[Task, Any] = {}
+        """The last results of tasks that run on although nobody waits for them."""
         self._wanted: set[Value] = set()
         """Values to be kept that are not available yet."""
         self._kept_at = -math.inf
@@ -189,14 +197,32 @@ class Submitter(GraphThread):
         """End the processes of running tasks."""
         with suppress(RayError):
             ray.get(self._noted(), timeout=NODES_SECONDS)
-        for task in [*self._running]:
+        for task in [*self._running, *self._abandoned]:
             self._end(task)
 
     def cancel(self, scope: Scope) -> None:
         """Cancel the tasks, and end the processes of those that run."""
         for task in self.graph.cancel(scope):
+            self._cancelled[task] = time.monotonic() + CANCEL_SECONDS
             self._noted().future().add_done_callback(
                 lambda _, task=task: self.post(self._end, task)
+            )
+
+    def _abandon_overdue(self) -> None:
+        """Let nobody wait for cancelled tasks that Ray has not noted in time.
+
+        It has not while the agent of this node is being started again. Their processes end then.
+        """
+        now = time.monotonic()
+        overdue = [task for task, deadline in self._cancelled.items() if deadline <= now]
+        for task in overdue:
+            del self._cancelled[task]
+            self._abandoned[task] = self._running.pop(task)
+            self.graph.fail(task, TaskCancelledError())
+        if overdue:
+            say(
+                f"Ray does not answer: {len(overdue)} cancelled tasks run on, and end when it "
+                "does, or with this program"
             )
 
     def _noted(self) -> Any:
@@ -209,13 +235,18 @@ class Submitter(GraphThread):
         return self._call([self.here], "samples")[0]
 
     def _end(self, task: Task) -> None:
-        if task in self._running and not task.priority:  # agents run short ones only, to their end
-            ray.cancel(self._running[task], force=True)
+        self._cancelled.pop(task, None)
+        status = self._running.get(task) or self._abandoned.pop(task, None)
+        if status is not None and not task.priority:  # agents run short ones only, to their end
+            ray.cancel(status, force=True)
 
     def _check(self) -> float | None:
         if self._next_look <= time.monotonic():
             self._look_for_nodes()
-        return max(0.0, self._next_look - time.monotonic())
+        next_check = min([self._next_look, *self._cancelled.values()])
+        if next_check <= time.monotonic():
+            self.post(self._abandon_overdue)
+        return max(0.0, next_check - time.monotonic())
 
     def _look_for_nodes(self) -> None:
         """Let every node have an agent, before other threads see the node."""
@@ -324,6 +355,9 @@ class Submitter(GraphThread):
     def _finish(
         self, task: Task, results: Sequence[Any], lineage: Lineage, done: "Future[Any]"
     ) -> None:
+        self._cancelled.pop(task, None)
+        if self._abandoned.pop(task, None) is not None:
+            return
         del self._running[task]
         error = done.exception()
         if error is not None:
