@@ -32,7 +32,7 @@ from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Progress, Snapshot
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, TrainingState
-from compss_train.worker.optimizer_state import optimized_names, optimizer_bytes
+from compss_train.worker.optimizer_state import numbered_state, optimized_names, optimizer_bytes
 
 
 def snapshot_of(session: Session) -> Snapshot:
@@ -150,11 +150,23 @@ def check(
     check_trainer(checkpoint, session, setting)
     check_same_coding(coding_in(snapshot), data, "this fit's data", f"those of {path}")
     progress = check_same_fit(checkpoint, planned, options, session.num_workers)
+    _check_optimizers(snapshot, model)
     warn_of_differences(checkpoint, setting, fit="the fit resumes")
     last_record = snapshot.history[-1] if snapshot.history else {}
     is_own = bool(model.history) and model.history[-1]["ended"] == last_record.get("ended")
     check_end(path, progress, options, is_own=is_own)
     return progress, tuple(last_record.get("skipped", ()))
+
+
+def _check_optimizers(snapshot: Snapshot, model: TrainedModel) -> None:
+    """Raise ``ValueError`` if the optimizers' states are for other parameters."""
+    spec = model.built.training_spec
+    for state in snapshot.workers[:1]:
+        optimizer = make_optimizer(spec.optimizer, spec.net)
+        added = len((state.optimizer or {}).get("param_groups", ())) - len(optimizer.param_groups)
+        # Workers know those that an Unfreeze has added.
+        if state.optimizer is not None and added <= 0:
+            numbered_state(state.optimizer, optimizer, spec.net)
 
 
 def load(snapshot: Snapshot, session: Session) -> None:

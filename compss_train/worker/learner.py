@@ -22,7 +22,12 @@ from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
-from compss_train.worker.optimizer_state import load_moments, load_optimizer, on_host
+from compss_train.worker.optimizer_state import (
+    load_moments,
+    load_optimizer,
+    named_state,
+    numbered_state,
+)
 from compss_train.worker.state import WorkerState, changed_buffers, restore_buffers
 from compss_train.worker.step_average import StepAverage
 from compss_train.worker.stepping import stepper_of
@@ -228,16 +233,7 @@ class Learner:
             self._new_optimizer_attributes = self._attributes_of(optimizer)
             self._new_optimizer_attributes.freeze()
         if state is not None:
-            saved = state["param_groups"]
-            groups = optimizer.state_dict()["param_groups"]
-            if len(saved) > len(groups):
-                raise ValueError(
-                    f"the optimizer's state has {len(saved)} groups of parameters instead of "
-                    f"{len(groups)}, as an Unfreeze has added some: give later fits the same "
-                    "callback, or build again"
-                )
-            state = {**state, "param_groups": [*saved, *groups[len(saved) :]]}
-            load_optimizer(optimizer, state)
+            load_optimizer(optimizer, numbered_state(state, optimizer, self.replica.net))
         return optimizer
 
     def _attributes_of(self, optimizer: torch.optim.Optimizer) -> AttributeReader:
@@ -322,7 +318,7 @@ class Learner:
     def state(self, **fields: Any) -> WorkerState:
         """Return what the worker keeps; ``fields`` are those that the learner does not know."""
         return WorkerState(
-            optimizer=on_host(self.optimizer.state_dict()),
+            optimizer=named_state(self.optimizer, self.replica.net),
             random=devices.RandomState.capture(self._work.device, self._random),
             batches=self._batches,
             module_buffers=changed_buffers(self.replica.net, self._job.spec.net),

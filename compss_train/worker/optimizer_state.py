@@ -1,7 +1,7 @@
 """The states of optimizers: their tensors by name for merges, copies, and their size."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,6 +46,89 @@ def optimized_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[st
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [names.get(id(parameter), str(number)) for number, parameter in enumerate(ordered)]
+
+
+def named_state(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Any]:
+    """Return a copy of the state_dict on the CPU, with names of parameters for their numbers."""
+    names = dict(enumerate(optimized_names(optimizer, net)))
+    saved = on_host(optimizer.state_dict())
+    groups = [
+        {**group, "params": [names[number] for number in group["params"]]}
+        for group in saved["param_groups"]
+    ]
+    states = {names.get(key, key): state for key, state in saved["state"].items()}
+    return {**saved, "state": states, "param_groups": groups}
+
+
+def numbered_state(
+    saved: dict[str, Any], optimizer: torch.optim.Optimizer, net: nn.Module
+) -> dict[str, Any]:
+    """Return what ``named_state`` returned, as a state_dict for an optimizer of these parameters.
+
+    Groups that callbacks have added since have new states. Older checkpoints have numbers, which
+    stay. Raises ``ValueError`` for other parameters, and if the order counts and is another one.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    saved_groups = saved["param_groups"]
+    if len(saved_groups) > len(groups):
+        raise ValueError(
+            f"the optimizer's state has {len(saved_groups)} groups of parameters instead of "
+            f"{len(groups)}, as an Unfreeze has added some: give later fits the same "
+            "callback, or build again"
+        )
+    added = groups[len(saved_groups) :]
+    saved_names = [name for group in saved_groups for name in group["params"]]
+    if all(isinstance(name, int) for name in saved_names):
+        _check_shapes(saved, optimizer)
+        return {**saved, "param_groups": [*saved_groups, *added]}
+    names = optimized_names(optimizer, net)
+    count = sum(len(group["params"]) for group in groups[: len(saved_groups)])
+    _check_names(saved_names, names[:count])
+    if isinstance(optimizer, torch.optim.LBFGS) and saved_names != names[:count]:
+        raise ValueError(
+            f"the state of {type(optimizer).__name__} is for parameters in the order "
+            f"{', '.join(saved_names)}, which is {', '.join(names[:count])} now; define them in "
+            "the same order, or restore and begin a fit with Merge(optimizer_state='reset')"
+        )
+    numbers = {name: number for number, name in enumerate(names)}
+    places = [
+        {name: group[name] for name in ("params", "param_names") if name in group}
+        for group in groups
+    ]
+    numbered = [{**group, **place} for group, place in zip(saved_groups, places, strict=False)]
+    states = {numbers.get(key, key): state for key, state in saved["state"].items()}
+    return {**saved, "state": states, "param_groups": [*numbered, *added]}
+
+
+def _check_names(saved: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless both are the same, in any order."""
+    missing = [name for name in names if name not in {*saved}]
+    left_over = [name for name in saved if name not in {*names}]
+    problems = []
+    if missing:
+        problems.append(f"it has none for {', '.join(missing)}")
+    if left_over:
+        problems.append(f"{', '.join(left_over)} are not trained now")
+    if problems:
+        raise ValueError(
+            f"the optimizer's state is for other parameters: {', and '.join(problems)}; train the "
+            "same parameters, or restore and begin a fit with Merge(optimizer_state='reset')"
+        )
+
+
+def _check_shapes(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``ValueError`` for moments of torch's optimizers in other shapes than parameters."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in enumerate(parameters):
+        for name in ("exp_avg", "momentum_buffer"):
+            moment = saved["state"].get(number, {}).get(name)
+            if isinstance(moment, torch.Tensor) and moment.shape != parameter.shape:
+                raise ValueError(
+                    f"the optimizer's state has {name} of shape {tuple(moment.shape)} for "
+                    f"parameter {number}, whose shape is {tuple(parameter.shape)}; define the "
+                    "parameters in the same order, or restore and begin a fit with "
+                    "Merge(optimizer_state='reset')"
+                )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

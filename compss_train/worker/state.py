@@ -23,7 +23,7 @@ class WorkerState(PickledByFields):
     """What a worker keeps from task to task, such as the state of its optimizer."""
 
     optimizer: dict[str, Any] | None
-    """The optimizer's state_dict; ``None`` makes a new optimizer."""
+    """The optimizer's state_dict with names of parameters; ``None`` makes a new optimizer."""
     random: RandomState | int
     """The state of the random number generators, or the seed of a new worker."""
     sample_buffer: dict[str, Any] | None = None
