@@ -48,6 +48,8 @@ BATCH = 100
 """The batch size of one worker, for which the learning rate should be chosen."""
 JOINT_BATCH = 800
 """Maximum global batch size, in samples, which many workers share."""
+SMALL_JOINT_BATCH = 200
+"""Minimum global batch size: a high learning rate does not tolerate the noise of smaller ones."""
 JOINT_BATCHES = 75
 """Minimum number of global batches in an epoch: 60,000 samples have batches of ``JOINT_BATCH``."""
 SMALLEST_BATCH = 16
@@ -72,8 +74,6 @@ ROUND_WITH_BATCH_NORM = 3
 """The same with BatchNorm, where outer steps reset the workers' momentum."""
 MEMORIES = 1.5
 """Minimum length of the same round in memories of the workers' momentum, 1 / (1 - momentum)."""
-LARGE_STEP = 1.5
-"""Global batch size, in units of ``BATCH``, from which on an outer optimizer makes up for it."""
 
 
 def published_merge(preset: Preset, num_epochs: int) -> Merge:
@@ -146,13 +146,13 @@ def _momentum(group: Mapping[str, Any]) -> float:
 def auto_batch(facts: FitFacts) -> int:
     """Return a worker's batch size.
 
-    The workers share a global batch. An epoch has ``JOINT_BATCHES`` of these or more, so that
-    little data has small batches: merged often, workers with small batches take as many steps as
-    one worker with batches of ``BATCH``.
+    The workers share a global batch. An epoch has ``JOINT_BATCHES`` of these or more, if they need
+    not be smaller than ``SMALL_JOINT_BATCH``: little data has small batches, which make up for
+    rounds that are too short for an outer step.
     """
     scheduled_batch_norm = facts.scheduled and facts.batch_norm
     largest = SCHEDULED_JOINT_BATCH if scheduled_batch_norm else JOINT_BATCH
-    joint = min(largest, max(BATCH, facts.samples // JOINT_BATCHES))
+    joint = min(largest, max(SMALL_JOINT_BATCH, facts.samples // JOINT_BATCHES))
     return min(BATCH, max(SMALLEST_BATCH, joint // facts.workers))
 
 
@@ -191,7 +191,7 @@ def _outer_steps_pay(facts: FitFacts, batch: int, every: int) -> bool:
     outer momentum would multiply with it, and the fit diverge. In a long round the workers settle
     in the steep directions, and an outer step lengthens the others only.
     """
-    if batch * facts.workers < LARGE_STEP * BATCH:
+    if batch * facts.workers < SMALL_JOINT_BATCH:
         return False
     if facts.batch_norm:
         keeps_momentum = facts.adaptive or facts.scheduled or facts.workers < MANY_WORKERS
@@ -206,7 +206,7 @@ def learns_as_one(facts: FitFacts, batch: int) -> bool:
     It should where an outer step makes up for a large global batch, or the batch is small.
     """
     merge = auto_merge(facts, batch)
-    return merge.outer_optimizer is not None or batch * facts.workers < LARGE_STEP * BATCH
+    return merge.outer_optimizer is not None or batch * facts.workers <= SMALL_JOINT_BATCH
 
 
 def enough_workers(facts: FitFacts) -> int:

@@ -72,7 +72,7 @@ def test_options_without_batches_take_those_of_the_data_or_of_a_preset():
         asked.check_batches()
     auto = FitOptions(num_epochs=1, merge=Merge("auto"))
     auto.check_batches()
-    assert of(auto) == (50, None)
+    assert of(auto) == (100, None)
     assert of(auto, 7) == (7, None)
     assert of(FitOptions(num_epochs=1, batch_size=3), 7) == (3, None)
     assert of(FitOptions(num_epochs=1, num_batches_per_worker=3), 7) == (None, 3)

@@ -101,8 +101,8 @@ def test_fewer_workers_learn_as_one(facts):
         ({"batch_norm": True, "workers": 64}, 16, 3, 0.9),
         ({"batch_norm": True, "adaptive": True}, 100, 4, None),
         ({"samples": 20_000}, 33, 19, 0.735),
-        ({"samples": 6_400}, 16, 12, None),
-        ({"samples": 600}, 16, 1, None),
+        ({"samples": 6_400}, 25, 8, None),
+        ({"samples": 600}, 25, 1, None),
         ({"momentum": 0.99}, 100, 19, None),
     ],
 )
@@ -162,7 +162,7 @@ def test_the_choice_is_said_and_whether_fewer_workers_learn_more():
     assert chosen in output
     assert (
         "32 workers have 2 batches each an epoch, and learn less than one worker: "
-        "9 would learn as much" in output
+        "12 would learn as much" in output
     )
     assert "would learn" not in lines_of(2, 600)
     assert "merge=" not in lines_of(1, 600)
