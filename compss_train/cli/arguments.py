@@ -359,7 +359,10 @@ def runs_arguments(parser: Parser) -> None:
 def advise_arguments(parser: Parser) -> None:
     """Predict the seconds of a round with 1 to 64 workers from the history of a run.
 
+    Before a run, name its run file: how many workers learn as much as one with merge = "auto".
+
     examples:
+      compss-train advise run.toml
       compss-train advise runs/8
       compss-train advise runs/8 --processes 32
     """
@@ -367,7 +370,7 @@ def advise_arguments(parser: Parser) -> None:
         "run",
         type=_path,
         metavar="RUN",
-        help="folder of a run, or its history in JSON lines, of an epoch or two",
+        help="run file, or folder of a run of an epoch or two, or its history in JSON lines",
     )
     parser.add_argument(
         "--processes",

@@ -109,7 +109,15 @@ def _format_table(rows: Sequence[Mapping[str, str]], *, fit: bool = False) -> st
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the seconds of a round with each number of workers, and which one is worth it."""
+    """Print the seconds of a round with each number of workers, and which one is worth it.
+
+    Of a run file, print what ``merge="auto"`` would choose with each number, and which one learns.
+    """
+    if options.run.suffix == ".toml":
+        from compss_train.cli.planning import advise_before_run  # torch takes a second
+
+        advise_before_run(options.run, WORKERS)
+        return 0
     path, history = read_history(options.run)
     try:
         cost = advice.measured_cost(history)

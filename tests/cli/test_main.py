@@ -283,6 +283,14 @@ def test_names_with_escape_sequences_do_nothing_to_a_terminal(fitted, command):
     assert "\x1b" not in listed + command("report", "none\x1b[2J", code=2).err
 
 
+def test_a_run_file_says_how_many_workers_learn_as_one(run_file, command):
+    output = command("advise", run_file).out
+    table = rows(output)
+    assert list(table) == [1, 2, 4, 8, 16, 32, 64]
+    assert [cells[-1] for cells in table.values()] == ["yes"] * 4 + ["no"] * 3
+    assert "as much from an epoch as one, of 64: 12." in output
+
+
 def test_a_history_says_what_a_round_takes(tmp_path, command):
     measured = tmp_path / "history.jsonl"
     History(steady_run(30, 6)).save(measured)
