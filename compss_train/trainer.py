@@ -30,6 +30,7 @@ from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model import parameters as params
+from compss_train.model.class_weights import ClassWeight, check_class_weight
 from compss_train.model.counted import Counted
 from compss_train.model.gradients import Gradients
 from compss_train.model.lightning_style import configured_schedule
@@ -42,7 +43,6 @@ from compss_train.model.resolving import (
 )
 from compss_train.model.schedule import Schedule, ScheduleSpec
 from compss_train.model.train_transform import TrainTransform, as_train_transform
-from compss_train.model.training_loss import ClassWeight, check_class_weight
 from compss_train.model.training_step import Step, no_loss
 from compss_train.online.options import OnlineOptions, Simulations, online_merge, pairing_of
 from compss_train.reports.formatting import Table

@@ -27,7 +27,7 @@ _HINTS = {
 
 
 def error_notes(
-    error: Exception, x: Any, y: Any, net: nn.Module, *, own_target: bool = False
+    error: Exception, x: Any, y: Any, *, net: nn.Module, own_target: bool = False
 ) -> list[str]:
     """Return notes on an error that a batch has raised: what the batch was, and what would suit.
 

@@ -73,7 +73,7 @@ def batch_warning(
         _softmax_warning(loss, output)
         or _binary_warning(loss, output, target)
         or _accuracy_warning(metrics, output, target)
-        or _size_warning(loss, metrics, output, target)
+        or _size_warning(loss, metrics, output=output, target=target)
     )
 
 
@@ -155,7 +155,7 @@ def _accuracy_warning(metrics: Mapping[str, Metric], output: Any, target: Any) -
 
 
 def _size_warning(
-    loss: BatchFunction, metrics: Mapping[str, Metric], output: Any, target: Any
+    loss: BatchFunction, metrics: Mapping[str, Metric], *, output: Any, target: Any
 ) -> str:
     """Return which of the loss and the metrics depends on the size of batches, as no mean does.
 

@@ -253,7 +253,7 @@ class ModelReplica:
         try:
             yield
         except Exception as error:
-            for note in error_notes(error, x, y, self.net, own_target=own_target):
+            for note in error_notes(error, x, y, net=self.net, own_target=own_target):
                 error.add_note(note)
             raise
 

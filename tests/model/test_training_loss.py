@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from compss_train.model.class_weights import check_class_weight, class_weights
 from compss_train.model.losses import LOSSES
-from compss_train.model.training_loss import (
-    TrainingLoss,
-    check_class_weight,
-    check_weightable,
-    class_weights,
-)
+from compss_train.model.training_loss import TrainingLoss, check_weightable
 from tests.helpers.models import named
 from tests.helpers.tolerances import sum_error
 
