@@ -234,7 +234,12 @@ class WandB(_Tracker):
         return str(self._run.id)
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        self._run.log({**numbers, **epoch_of(record)}, step=record["round"], commit=True)
+        # A step of our own: what the program logs moves W&B's.
+        values = {**numbers, **epoch_of(record)}
+        self._run.define_metric("round", hidden=True)
+        for name in values:
+            self._run.define_metric(name, step_metric="round")
+        self._run.log({**values, "round": record["round"]}, commit=True)
 
     def _log_files(self, folder: str) -> None:
         artifact = self._import().Artifact(f"run-{self._run.id}", "model")
