@@ -16,8 +16,9 @@ from tests.helpers.waiting import LIMIT, wait_until
 
 HERE = "127.0.0.1"
 TOKEN = "töken"
+"""The token of the coordinator's address for senders."""
 KEY = "kéy"
-"""The token of receivers; ``TOKEN`` is that of the coordinator's address for senders."""
+"""The token of receivers."""
 THREADS = {"receiver", "connections", "watchdog"}
 """Names of the package's threads."""
 

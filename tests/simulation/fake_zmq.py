@@ -25,10 +25,13 @@ SECONDS = (0.001, 0.01, 0.01, 0.5)
 CONNECTING = 0.01
 """Seconds that it takes to connect."""
 
-PATIENCE = 30.0
 SHORT = 100
-"""Seconds that polls of at most so many milliseconds wait instead, unless something happens; online
-fits need them as they are, and their polls wait longer only after the coordinator's end."""
+"""Milliseconds of the longest poll that waits longer instead, unless something happens.
+
+Online fits need short polls as they are, and theirs wait longer only after the coordinator's end.
+"""
+PATIENCE = 30.0
+"""Seconds that short polls wait instead."""
 
 
 class Again(Exception):  # noqa: N818

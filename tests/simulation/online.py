@@ -45,8 +45,9 @@ from tests.simulation.laws import Violation, check_checkpoints, check_engine
 from tests.simulation.world import DEATHS, World
 
 SAMPLES = 24
-EACH = 6
-"""Samples of a fit, and of each of its simulations, or of a sender, which has the last ones."""
+"""Samples of a fit."""
+SAMPLES_OF_SIMULATION = 6
+"""Samples of each simulation, or of a sender, which has the last ones."""
 
 KINDS = {
     "task": ("die", "mute", "slow", "late"),
@@ -86,7 +87,8 @@ class FailAt:
         return [
             number
             for number in range(SAMPLES)
-            if number < self.at or number // EACH != self.at // EACH
+            if number < self.at
+            or number // SAMPLES_OF_SIMULATION != self.at // SAMPLES_OF_SIMULATION
         ]
 
 
@@ -111,7 +113,7 @@ class Sender:
     def _send(self) -> None:
         with suppress(OSError):
             with suppress(TrainingEndedError), SampleSender(**ADDRESS, name=self._name) as sender:
-                for number in range(SAMPLES - EACH, SAMPLES):
+                for number in range(SAMPLES - SAMPLES_OF_SIMULATION, SAMPLES):
                     sender.send(one_hot(number, SAMPLES), np.float32(0))
             self._has_ended = True
 
@@ -161,7 +163,7 @@ def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, int,
         draw.choice([0, 2]),
     )
     options["senders"] = draw.choice([(), (), ("solver",), (None,)])
-    if options["senders"] and fails.at >= SAMPLES - EACH:
+    if options["senders"] and fails.at >= SAMPLES - SAMPLES_OF_SIMULATION:
         fails = FailAt()
     with World(seed, faults, OnlineEvents) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -179,7 +181,7 @@ def _run(world: World, workers: int, fails: FailAt, options: dict[str, Any]) -> 
     trainer = build_trainer(engine, workers, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     trainer.clock = world.events.clock
     names = options["senders"]
-    inputs = split_range(SAMPLES - EACH * len(names), EACH)
+    inputs = split_range(SAMPLES - SAMPLES_OF_SIMULATION * len(names), SAMPLES_OF_SIMULATION)
     sent = {"senders": len(names), **(ADDRESS if names else {})}
     study = {"callbacks": [checkpoint], "resume": True, **options, **sent}
     senders = [
@@ -272,7 +274,7 @@ def _check_samples(
     counts = sample_counts(trainer.get_parameters(), workers)
     trained = [counts[number] for number in fails.yielded]
     skipped = trainer.history[-1]["simulations"]["failed"]
-    once = counts[:-EACH] if None in senders else counts
+    once = counts[:-SAMPLES_OF_SIMULATION] if None in senders else counts
     if min(trained) < 1 and not ((skipped or senders) and fired & REPEATING):
         raise Violation(f"samples were trained {counts} times, and no process died")
     if (sum(counts) > sum(trained)) or (max(once) > 1 and not fired & REPEATING):

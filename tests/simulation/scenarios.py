@@ -18,8 +18,9 @@ from compss_train.training.callback import Callback
 from tests.helpers.models import awkward_net, classification
 
 SCENARIOS = 97
+"""Number of different fits without a parameter server."""
 SERVED = 16
-"""How many different fits there are, without a parameter server and with one."""
+"""Number of different fits with one."""
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 PLAIN = {"shuffle", "merge", "every", "unit"}

@@ -18,11 +18,10 @@ from tests.simulation.engine.faults import FaultPlan
 from tests.simulation.engine.processes import Processes, Runner, run_always
 from tests.simulation.engine.values import Values, encoded
 
-SLOW_SECONDS = 30.0
 SLOW_SHARE = 0.3
-"""How long the coordinator takes to go on after some of its submissions, and after which share of
-them.
-"""
+"""The share of its submissions after which the coordinator takes long to go on."""
+SLOW_SECONDS = 30.0
+"""How long it takes then."""
 
 
 class SimulatedEngine(GraphEngine):
