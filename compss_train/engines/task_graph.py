@@ -1,6 +1,7 @@
 """The graph of tasks: when they are ready, and which values are still needed.
 
 ``TaskGraph`` belongs to one thread; ``graph_engine`` has the engines that submit to it.
+``docs/updates.svg`` shows the versions of a value that is updated.
 """
 
 import heapq
