@@ -53,7 +53,7 @@ lint: $(VENV)/installed
 	cd benchmarks && MYPYPATH=.. ../$(BIN)/mypy --config-file ../pyproject.toml --allow-untyped-calls --follow-imports silent *.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.lint_waits
-	$(BIN)/python -m tests.lint_density compss_train
+	$(BIN)/python -m tests.lint_density compss_train benchmarks apps
 	$(BIN)/python -m tests.lint_path
 
 docs: $(VENV)/installed

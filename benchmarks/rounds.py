@@ -33,6 +33,7 @@ from compss_train.callbacks import Callback
 from compss_train.engines import Ref, Resources, engine_class
 from compss_train.engines.base import Traits
 from compss_train.engines.codec import SerializedValue
+from compss_train.engines.mapping import map_chunk
 
 # -- engines
 
@@ -233,13 +234,15 @@ class Replaying(SerialEngine):
     ) -> Sequence[Ref]:
         began = time.process_time()
         self.tasks += 1
-        works = inspect.signature(function).bind(*args).arguments.get("works")
-        key = works and (function.__name__, returns, works[0].worker, len(works))
+        key = None
+        if function is map_chunk:
+            works = inspect.signature(map_chunk).bind(*args).arguments["items"]
+            key = (returns, works[0].worker, len(works))
         if key in self._known:
             refs: Sequence[Ref] = [self.publish(value) for value in self._known[key]]
         else:
             refs = super()._submit(function, args, returns, resources, priority, place)
-            if key:
+            if key is not None:
                 self._known[key] = self.fetch(refs)
         self.seconds += time.process_time() - began
         return refs

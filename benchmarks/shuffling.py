@@ -17,6 +17,7 @@ from compss_train import BlockedTensor, DistributedTrainer, SerialEngine, shuffl
 from compss_train.data.partitioning import RoundPlan
 from compss_train.engines import Ref, Resources
 from compss_train.engines.base import map_refs
+from compss_train.engines.mapping import map_chunk
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.source import source_of
 
@@ -43,11 +44,12 @@ class Stopping(SerialEngine):
         priority: bool,
         place: int | None = None,
     ) -> Sequence[Ref]:
-        task = inspect.signature(function).bind(*args).arguments
-        if "works" not in task:
+        if function is not map_chunk:
             return super()._submit(function, args, returns, resources, priority, place)
-        job, values = map_refs((task["job"], task["values"]), lambda ref: self.fetch([ref])[0])
-        raise Stop(job, task["works"][0], values)
+        task = inspect.signature(map_chunk).bind(*args).arguments
+        job = task["shared"][0]
+        job, values = map_refs((job, task["values"]), lambda ref: self.fetch([ref])[0])
+        raise Stop(job, task["items"][0], values)
 
 
 def first_task(x: BlockedTensor, y: BlockedTensor, how: Kind) -> tuple[Any, ...]:

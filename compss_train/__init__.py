@@ -1,5 +1,4 @@
-"""compss_train: train any PyTorch model with many workers, on this machine or on a cluster of
-COMPSs.
+"""compss_train: train any PyTorch model with many workers, on one machine or a COMPSs cluster.
 
 Public names, which are listed in ``__init__.pyi``, and submodules are imported on first use: the
 command ``compss-train`` needs no torch, and its doctor must run without it.

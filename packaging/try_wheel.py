@@ -88,9 +88,7 @@ def extras(wheel: str) -> None:
 
 
 def modules_of(name: str) -> list[str]:
-    """Return the top-level modules of an installed distribution: those with a file of their own in
-    it.
-    """
+    """Return the top-level modules that have a file of their own in an installed distribution."""
     normal = re.sub(r"[-_.]+", "-", name).lower()
     modules = sorted(
         module

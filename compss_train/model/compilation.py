@@ -30,7 +30,7 @@ class Compilation:
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     @classmethod
-    def of(cls, value: bool | Mapping[str, Any]) -> Self | None:
+    def of(cls, value: bool | Mapping[str, Any]) -> Self | None:  # noqa: FBT001
         """Return ``build(compile=...)`` as an object.
 
         Raises ``TypeError`` and ``ValueError`` for other values.

@@ -110,7 +110,7 @@ class OnlineFit(Fit, FitRun):
         options = description.described_fields(self.options)
         return {**options, "simulations": self.simulations, "validation_data": self.validation}
 
-    def run(self, resume: str | os.PathLike[str] | bool) -> None:
+    def run(self, resume: str | os.PathLike[str] | bool) -> None:  # noqa: FBT001
         """Train, from the save of ``fit_online(resume=...)``, unless that is the end of a study."""
         model = self.session.model
         with ExitStack() as stack:

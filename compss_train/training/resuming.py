@@ -111,7 +111,8 @@ def restore(session: Session, folder: str | os.PathLike[str], *, best: bool = Fa
 
 
 def find_checkpoint(
-    resume: str | os.PathLike[str] | bool, callbacks: Sequence[Callback]
+    resume: str | os.PathLike[str] | bool,  # noqa: FBT001
+    callbacks: Sequence[Callback],
 ) -> Checkpoint | None:
     """Return the checkpoint to resume from, or ``None`` for a new fit.
 

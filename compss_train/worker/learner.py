@@ -244,10 +244,10 @@ class Learner:
     ) -> None:
         """Set the attributes that the worker kept; a ``reset`` optimizer has new ones."""
         of_optimizer = {name: kept[name] for name in kept if name.startswith(f"{OPTIMIZER}.")}
-        others = {name: kept[name] for name in kept if name not in of_optimizer}
+        of_model = {name: kept[name] for name in kept if name not in of_optimizer}
         device = self._work.device
-        if others:
-            self.replica.attributes().set(others, device)
+        if of_model:
+            self.replica.attributes().set(of_model, device)
         if of_optimizer and not reset:
             self._attributes_of(optimizer).set(of_optimizer, device)
 

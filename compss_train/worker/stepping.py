@@ -283,7 +283,7 @@ class SeveralOptimizersStepper(Stepper):
         optimizers = cast("JoinedOptimizer", self.optimizer).optimizers
         updated = set[str]()
 
-        def update(name: str, loss: torch.Tensor, retain_graph: bool) -> None:
+        def update(name: str, loss: torch.Tensor, retain_graph: bool) -> None:  # noqa: FBT001
             updated.add(name)
             self._update(optimizers[name], loss, retain_graph=retain_graph)
 

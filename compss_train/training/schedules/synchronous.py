@@ -173,9 +173,7 @@ class SynchronousSchedule(MergeSchedule):
 
     @property
     def start(self) -> list[Any]:
-        """What workers start a round from: parameters, moments, and the average that they
-        continue.
-        """
+        """What a round starts from: parameters, moments, and the average that workers continue."""
         merged = self.merged
         averaged = merged.averaged if self.merge.averaging_unit == "steps" else None
         return [
