@@ -14,18 +14,18 @@ _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*", r
 def lost_task_error() -> WorkerLostError:
     """Return the error for a value that the runtime will never have."""
     folder = Path(runtime.jvm_options().get("compss.log.dir", "")) / "jobs"
-    # Only jobs that have failed leave files.
+    # Only jobs that have failed leave files, and the first one made the others fail.
     outputs = sorted(folder.glob("job*.out"), key=_number_of)
-    for output in outputs:
-        errors = _ERROR.findall(output.read_text(errors="replace"))
-        if errors:
-            text = f"COMPSs lost a task: it failed with {errors[-1]} ({output})"
-            if "ModuleNotFoundError" in errors[-1]:
-                text += f". {_of_missing_module()}"
-            return WorkerLostError(text)
-    text = f"COMPSs lost a task: {_of_dead_process()}"
-    if outputs:
-        text += f". What it has printed is in {outputs[0]}"
+    if not outputs:
+        return WorkerLostError(f"COMPSs lost a task: {_of_dead_process()}")
+    errors = _ERROR.findall(outputs[0].read_text(errors="replace"))
+    if not errors:
+        return WorkerLostError(
+            f"COMPSs lost a task: {_of_dead_process()}. What it has printed is in {outputs[0]}"
+        )
+    text = f"COMPSs lost a task: it failed with {errors[-1]} ({outputs[0]})"
+    if "ModuleNotFoundError" in errors[-1]:
+        text += f". {_of_missing_module()}"
     return WorkerLostError(text)
 
 

@@ -31,8 +31,8 @@ def test_a_job_with_a_traceback_is_named_with_its_error(folder):
 
 
 def test_a_job_without_a_traceback_had_a_process_that_died(folder):
-    for number in (10, 9):
-        (folder / "jobs" / f"job{number}_NEW.out").write_text("no traceback")
+    (folder / "jobs" / "job10_NEW.out").write_text("FileNotFoundError: what job 9 has not made")
+    (folder / "jobs" / "job9_NEW.out").write_text("no traceback")
     text = str(lost_task_error())
     assert "its worker process died" in text
     assert "jobs/job9_NEW.out" in text
