@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class CallbackList:
         for callback in self.callbacks:
             self._call_hook([callback], "on_merge", workers)
             weights = [worker.weight for worker in workers]
-            if not all(weight >= 0 and math.isfinite(weight) for weight in weights):
+            if not all(_is_weight(weight) for weight in weights):
                 raise ValueError(
                     f"{type(callback).__name__}.on_merge set the weights {weights}: give numbers "
                     "of at least 0"
@@ -253,3 +254,8 @@ def check_watched(
             f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but "
             f"{', '.join(measured)}{hint}"
         )
+
+
+def _is_weight(value: object) -> bool:
+    """Return whether a worker can count so much."""
+    return isinstance(value, Real) and math.isfinite(value) and float(value) >= 0

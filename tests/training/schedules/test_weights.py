@@ -137,6 +137,7 @@ class Stopping(Callback):
         (Merge(), 3, [Weighing(lambda worker: -1)], "Weighing.on_merge"),
         (Merge(), 3, [Weighing(lambda worker: float("nan"))], "Weighing.on_merge"),
         (Merge(), 3, [Weighing(lambda worker: 0)], "Weighing.on_merge"),
+        (Merge(), 3, [Weighing(lambda worker: "3")], "Weighing.on_merge"),
     ],
     ids=["few workers", "server", "alone", "negative", "NaN", "all 0"],
 )
