@@ -73,8 +73,35 @@ class MergeRule(ABC):
                 uncompressed(item.fields[field], bases.get(field, {}))  # type: ignore[arg-type]
                 for item in voting
             ]
-            merged[field] = self.merge(_with_all_names(of_field), weights)
+            arrays = _with_all_names(of_field)
+            merged[field] = self._checked(self.merge(arrays, weights), arrays[0], field)
         return merged
+
+    def _checked(
+        self, merged: object, like: Mapping[Any, NDArray[Any]], field: str
+    ) -> dict[Any, NDArray[Any]]:
+        """Return what ``merge`` returned; raise unless it has the names, shapes and dtypes."""
+        rule = f"{type(self).__name__}.merge"
+        if not isinstance(merged, Mapping):
+            raise TypeError(
+                f"{rule} returned {type(merged).__name__}, not a dict of the merged arrays"
+            )
+        arrays = {name: np.asarray(merged[name]) for name in merged}
+        if arrays.keys() != like.keys():
+            raise ValueError(
+                f"{rule} must return the names that each worker has in {field}; it left out "
+                f"{sorted(like.keys() - arrays.keys())} and added "
+                f"{sorted(arrays.keys() - like.keys())}"
+            )
+        for name, array in arrays.items():
+            example = like[name]
+            if (array.shape, array.dtype) != (example.shape, example.dtype):
+                raise ValueError(
+                    f"{rule} returned {array.dtype} of shape {array.shape} for {name!r} in "
+                    f"{field}; workers have {example.dtype} of shape {example.shape}: return "
+                    "that, such as by array.astype(dtype)"
+                )
+        return {name: arrays[name] for name in like}
 
 
 class Mean(MergeRule):

@@ -136,3 +136,26 @@ def test_an_array_that_only_some_workers_have_counts_as_zeros():
     for rule, expected in ((Mean(), 1.0), (Trimmed(0.1), 0.0), (Median(), 0.0)):
         merged = rule.merged(workers, {})["moments"]
         np.testing.assert_array_equal(merged["w", "momentum_buffer"], np.full(2, expected))
+
+
+@pytest.mark.parametrize(
+    ("merge", "told"),
+    [
+        (lambda first: {**first, "w": first["w"].astype(np.float64)}, "returned float64 of shape"),
+        (lambda first: {**first, "w": first["w"][:1]}, r"of shape \(1,\) for 'w' in parameters"),
+        (lambda first: {}, "left out .*'w'"),
+        (lambda first: {**first, "v": first["w"]}, "added .*'v'"),
+        (lambda first: None, "returned NoneType"),
+    ],
+    ids=str,
+)
+def test_what_a_rule_returns_has_the_names_shapes_and_dtypes_of_the_workers(merge, told):
+    class Own(MergeRule):
+        name = "own"
+
+        def merge(self, arrays, weights):
+            return merge(dict(arrays[0]))
+
+    workers = [Trained(worker=0, weight=1, parameters={"w": np.ones(2, np.float32)})]
+    with pytest.raises((TypeError, ValueError), match=told):
+        Own().merged(workers, {})
