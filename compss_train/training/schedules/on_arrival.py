@@ -9,7 +9,7 @@ from compss_train.engines import Ref
 from compss_train.engines.mapping import MappedChunk
 from compss_train.model import parameters as params
 from compss_train.training.merge import Merge
-from compss_train.training.merged import Parts
+from compss_train.training.merged import Merged, Parts
 from compss_train.training.schedules.base import MergeSchedule, SubmittedRound
 from compss_train.training.schedules.round_workers import RoundWorkers
 from compss_train.training.session import Session
@@ -36,7 +36,9 @@ class ArrivalSchedule(MergeSchedule):
             self._train(workers, worker, self.bases.get(worker, self._initial), sum(counts))
             for worker in active
         ]
-        self._moments = None  # from now on workers have their own
+        # Workers have their own moments from now on, and such merges keep nothing of those before.
+        self._moments = None
+        self.merged = Merged(cut=self.merged.cut, parameters=self.merged.parameters)
         return SubmittedRound(
             workers=workers,
             tasks=[[worker] for worker in active],

@@ -21,7 +21,7 @@ from compss_train.training.schedules.base import MergeSchedule, SubmittedRound
 from compss_train.training.schedules.round_workers import RoundWorkers
 from compss_train.training.schedules.tree import best_arity, gather_by_tree
 from compss_train.worker.merging.merge import MergeStages, merge_part
-from compss_train.worker.merging.outer_step import steps_by_element
+from compss_train.worker.merging.outer_step import steps_by_element, steps_by_weight
 from compss_train.worker.merging.rules import Gathering, Reducing
 from compss_train.worker.train import training
 
@@ -56,9 +56,10 @@ class SynchronousSchedule(MergeSchedule):
         nbytes = sum(array.nbytes for array in parameters.values())
         stages = self.stages
         number = min(self.engine.merging_places, max(1, nbytes // LEAST_PART_BYTES))
-        if not stages.rule.by_element:
+        optimizer = stages.optimizer
+        if not stages.rule.by_element or (optimizer is not None and not steps_by_weight(optimizer)):
             number = 1
-        inside = stages.optimizer is None or steps_by_element(stages.optimizer)
+        inside = optimizer is None or steps_by_element(optimizer)
         return Cut.of(parameters, number, inside=inside)
 
     @cached_property
@@ -85,7 +86,7 @@ class SynchronousSchedule(MergeSchedule):
             # The only task reduces as well.
             reducing = Reducing(self.stages.rule)
             mapped = [workers.train(active[0], training, self.start, combine=reducing)]
-            merged = replace(self.merged, parameters=mapped[0].results)
+            merged = Merged(cut=self.merged.cut, parameters=mapped[0].results)
         else:
             parts = self.merged.cut.number
             mapped = [

@@ -18,7 +18,7 @@ from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Moments, Part, arrays_of, like
 from compss_train.model.training_spec import TensorNames
-from compss_train.worker.merging.outer_step import OuterState, moving_average, outer_step
+from compss_train.worker.merging.outer_step import NO_STATE, OuterState, moving_average, outer_step
 from compss_train.worker.merging.rules import MergeRule
 from compss_train.worker.merging.trained import Item, Trained
 
@@ -103,7 +103,7 @@ def merge_part(
         parameters, outer = outer_step(
             stages.optimizer, stages.names.weights, before, parameters, outer
         )
-    kept: dict[str, Any] = {"outer": outer, "moments": dict(merged.get("moments", {}))}
+    kept: dict[str, Any] = {"outer": outer or NO_STATE, "moments": dict(merged.get("moments", {}))}
     if stages.by_steps:
         kept["averaged"] = like(base, {**parameters, **merged.get("average", {})})
     if stages.decay is not None:

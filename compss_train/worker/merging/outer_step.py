@@ -7,6 +7,7 @@ The mean change of a round is the negative of a gradient, with which an *outer o
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,9 @@ from compss_train.model.parts import Piece
 
 OuterState: TypeAlias = dict[str, Any]
 """The ``"kind"`` of the outer optimizer, and its ``"state"``: what it keeps by names of weights."""
+
+NO_STATE: OuterState = {"kind": "", "state": {}}
+"""That before the first step, and of a part without weights."""
 
 ELEMENT_BY_ELEMENT = (
     torch.optim.SGD,
@@ -37,9 +41,27 @@ ELEMENT_BY_ELEMENT = (
 """Optimizers that step each element by itself, so that pieces of weights can be stepped apart."""
 
 
+WEIGHT_BY_WEIGHT = [vars(torch.optim).get(name) for name in ("Adafactor", "Muon")]
+"""Optimizers that step each weight by itself, with statistics of its elements, if torch has them.
+"""
+
+
 def steps_by_element(factory: OptimizerFactory) -> bool:
     """Return whether pieces of weights can be stepped apart."""
-    return type(factory([nn.Parameter(torch.zeros(1))])) in ELEMENT_BY_ELEMENT
+    return _class_of(factory) in ELEMENT_BY_ELEMENT
+
+
+def steps_by_weight(factory: OptimizerFactory) -> bool:
+    """Return whether whole weights can be stepped apart.
+
+    Others may look at all weights, as for a global norm, and callables may group them.
+    """
+    return _class_of(factory) in [*ELEMENT_BY_ELEMENT, *WEIGHT_BY_WEIGHT]
+
+
+def _class_of(factory: OptimizerFactory) -> Any:
+    """Return the class that the factory calls with its parameters unchanged; else the factory."""
+    return factory.func if isinstance(factory, partial) else factory
 
 
 def outer_step(
@@ -56,7 +78,7 @@ def outer_step(
     """
     names = [name for name in weights if name in base]
     if not names:
-        return dict(mean), {"kind": "", "state": {}} if saved is None else saved
+        return dict(mean), dict(NO_STATE)
     stepping = {name: nn.Parameter(torch.from_numpy(_wide(base[name]))) for name in names}
     for name, weight in stepping.items():
         # Numpy makes numbers of scalars.
@@ -149,7 +171,12 @@ def joined_outer(states: Sequence[OuterState], cuts: Sequence[Mapping[str, Piece
 
 
 def _joined_state(pieces: Sequence[Mapping[str, Any]], shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return what an optimizer keeps for a weight: scalars once, pieces one after another."""
+    """Return what an optimizer keeps for a weight: scalars once, pieces one after another.
+
+    That of a weight in one piece may have other shapes than the weight.
+    """
+    if len(pieces) == 1:
+        return dict(pieces[0])
     return {
         name: torch.cat([piece[name] for piece in pieces]).reshape(shape)
         if torch.is_tensor(value) and value.ndim
