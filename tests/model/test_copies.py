@@ -30,7 +30,7 @@ class Doubled(nn.Module):
         return weight / 2
 
 
-def own(layer):
+def doubled_twice(layer):
     parametrize.register_parametrization(layer, "weight", Doubled())
     parametrize.register_parametrization(layer, "bias", Doubled())
     return parametrize.register_parametrization(layer, "weight", Doubled())
@@ -40,7 +40,7 @@ KINDS = {
     "weight_norm": parametrizations.weight_norm,
     "spectral_norm": parametrizations.spectral_norm,
     "orthogonal": parametrizations.orthogonal,
-    "own": own,
+    "own": doubled_twice,
     "old weight_norm": weight_norm,
     "old spectral_norm": spectral_norm,
 }
@@ -63,16 +63,16 @@ def test_a_copy_is_pickled_and_is_the_same_network(kind):
     net = net_of(kind)
     net(torch.from_numpy(X))  # leaves computed tensors behind
     copied = copy_network(net)
-    there = pickle.loads(cloudpickle.dumps(copy.deepcopy(copied)))
-    for other in (copied, there, copy_network(there)):
-        assert_same_bits(state_arrays(other), state_arrays(net))
-        assert outputs(other) == outputs(net)
-        assert [parametrize.is_parametrized(part) for part in other] == [
+    loaded = pickle.loads(cloudpickle.dumps(copy.deepcopy(copied)))
+    for network in (copied, loaded, copy_network(loaded)):
+        assert_same_bits(state_arrays(network), state_arrays(net))
+        assert outputs(network) == outputs(net)
+        assert [parametrize.is_parametrized(part) for part in network] == [
             parametrize.is_parametrized(part) for part in net
         ]
     with torch.no_grad():
-        next(there.parameters()).add_(1)
-    assert outputs(there) != outputs(net) == outputs(copied)
+        next(loaded.parameters()).add_(1)
+    assert outputs(loaded) != outputs(net) == outputs(copied)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,6 +94,6 @@ def test_what_no_copy_owns_is_shared_also_if_deepcopy_does_not_know_its_type():
     net.of_itself = weakref.WeakMethod(net.forward)
     with pytest.raises(TypeError, match="WeakMethod"):
         copy.deepcopy(net)
-    made = CopyTemplate(net, []).copy("cpu")
-    assert made is not net
-    assert made.of_itself is net.of_itself
+    copied = CopyTemplate(net, []).copy("cpu")
+    assert copied is not net
+    assert copied.of_itself is net.of_itself

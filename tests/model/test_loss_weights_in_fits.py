@@ -158,7 +158,7 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
         (
             np.where(np.arange(SAMPLES) == 40, np.nan, 1),
             ValueError,
-            ("sample_weight has negative, NaN"),
+            "sample_weight has negative, NaN",
         ),
         (WEIGHT + 1j, ValueError, "sample_weight has negative, NaN"),
         (3.0, ValueError, "a scalar"),
@@ -166,7 +166,7 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
         (
             BlockedTensor.from_array(WEIGHT, (6, 1)),
             ValueError,
-            ("(7, 1) blocks and sample_weight one of"),
+            "(7, 1) blocks and sample_weight one of",
         ),
         (
             BlockedTensor([[WEIGHT[i : i + 7]] for i in range(0, 47, 7)]),

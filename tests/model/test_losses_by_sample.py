@@ -57,7 +57,7 @@ def test_a_loss_without_one_is_an_error(raises):
     elementwise(nn.MSELoss())
     with raises(
         ValueError,
-        ("the loss mean_only returns one number for a batch, and weights and samplers of inputs"),
+        "the loss mean_only returns one number for a batch, and weights and samplers of inputs",
     ):
         elementwise(mean_only)
     whole = lambda output, target, reduction="mean": mean_only(output, target)  # noqa: E731

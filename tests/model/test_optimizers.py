@@ -17,7 +17,7 @@ DEFAULTS = {
     "adamw": torch.optim.AdamW,
     "radam": torch.optim.RAdam,
 }
-GIVEN = [
+PARAMETERS = [
     ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}, {}),
     ("adam", {"epsilon": 0.1, "weight_decay": 0.2, "amsgrad": True}, {"eps": 0.1}),
     ("adam", {"beta_1": 0.5}, {"betas": (0.5, 0.999)}),
@@ -41,28 +41,28 @@ RENAMED = {"epsilon", "beta_1", "beta_2", "schedule_decay"}
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_names_stand_for_torch_classes_with_their_defaults(name):
-    made = optimizer_factory({"optimizer": name, "lr": 0.03})(mlp().parameters())
-    assert type(made) is DEFAULTS[name]
-    assert made.defaults == DEFAULTS[name](mlp().parameters(), lr=0.03).defaults
+    optimizer = optimizer_factory({"optimizer": name, "lr": 0.03})(mlp().parameters())
+    assert type(optimizer) is DEFAULTS[name]
+    assert optimizer.defaults == DEFAULTS[name](mlp().parameters(), lr=0.03).defaults
 
 
-@pytest.mark.parametrize(("name", "given", "torchs"), GIVEN)
-def test_parameters_have_torchs_names_or_eddls(name, given, torchs):
-    made = optimizer_factory({"optimizer": name, "lr": 0.03, **given})(mlp().parameters())
+@pytest.mark.parametrize(("name", "parameters", "translated"), PARAMETERS)
+def test_parameters_have_torchs_names_or_eddls(name, parameters, translated):
+    optimizer = optimizer_factory({"optimizer": name, "lr": 0.03, **parameters})(mlp().parameters())
     same = {
         key: value
-        for key, value in given.items()
-        if key not in {*RENAMED, *torchs} and key in made.defaults
+        for key, value in parameters.items()
+        if key not in {*RENAMED, *translated} and key in optimizer.defaults
     }
-    for key, value in {**same, **torchs}.items():
-        assert made.defaults[key] == value
+    for key, value in {**same, **translated}.items():
+        assert optimizer.defaults[key] == value
 
 
 def test_classes_and_callables_are_accepted_and_can_be_pickled():
     by_class = optimizer_factory({"optimizer": torch.optim.AdamW, "lr": 0.5, "betas": (0.1, 0.2)})
-    made = pickle.loads(pickle.dumps(by_class))(mlp().parameters())
-    assert type(made) is torch.optim.AdamW
-    assert made.defaults["betas"] == (0.1, 0.2)
+    optimizer = pickle.loads(pickle.dumps(by_class))(mlp().parameters())
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["betas"] == (0.1, 0.2)
 
     def make(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
@@ -95,13 +95,13 @@ def test_classes_and_callables_are_accepted_and_can_be_pickled():
         (
             {"optimizer": "sgd", "lr": "0.1"},
             ValueError,
-            ("'sgd' takes numbers, and lr='0.1' is a string"),
+            "'sgd' takes numbers, and lr='0.1' is a string",
         ),
         ("sgd", TypeError, "optimizer='sgd' is neither a dict nor a callable"),
         (
             torch.optim.SGD([torch.ones(1)], lr=0.1),
             TypeError,
-            ("optimizer=<SGD> is neither a dict nor a callable"),
+            "optimizer=<SGD> is neither a dict nor a callable",
         ),
         (None, TypeError, "neither a dict nor a callable"),
     ],

@@ -18,7 +18,7 @@ HEAD = ["2.weight", "2.bias"]
 
 def groups_by_hand(net):
     named = dict(net.named_parameters())
-    body = [each for name, each in named.items() if name not in HEAD]
+    body = [parameter for name, parameter in named.items() if name not in HEAD]
     head = [named[name] for name in HEAD]
     return [{"params": body}, {"params": head, "lr": 0.01, "name": "2"}]
 
@@ -49,7 +49,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_a_plain_loop(form):
     net = mlp()
-    own = mlp()
+    plain_net = mlp()
     trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
     trainer.build(net, FORMS[form](net), "cross_entropy")
     before = state_arrays(net)
@@ -57,14 +57,14 @@ def test_every_form_is_a_plain_loop(form):
         X, Y, num_epochs=3, batch_size=20, shuffle=None, shuffle_block_data=False, progress=False
     )
     assert_same_bits(state_arrays(net), before)
-    optimizer = FORMS["instance"](own)
+    optimizer = FORMS["instance"](plain_net)
     with intra_op_threads(1):
         for start in (0, 20, 40) * 3:
             optimizer.zero_grad()
-            outputs = own(torch.from_numpy(X[start : start + 20]))
+            outputs = plain_net(torch.from_numpy(X[start : start + 20]))
             nn.functional.cross_entropy(outputs, torch.from_numpy(Y[start : start + 20])).backward()
             optimizer.step()
-    assert_same_bits(trained, state_arrays(own))
+    assert_same_bits(trained, state_arrays(plain_net))
     name = "lr/2+2" if form == "overlap" else "lr/2"
     assert [(record["lr"], record[name]) for record in trainer.history] == [(0.1, 0.01)] * 3
 
@@ -73,7 +73,7 @@ def test_options_of_overlapping_patterns_are_merged_in_order():
     net = mlp()
     groups = {"0.*": {"lr": 0.2, "beta_1": 0.5}, "*.bias": {"weight_decay": 0.0, "lr": 0.3}}
     spec = {"optimizer": "adam", "lr": 0.1, "beta_2": 0.8, "weight_decay": 0.01, "groups": groups}
-    found = {
+    options = {
         group.get("name"): (
             group["lr"],
             group["weight_decay"],
@@ -82,7 +82,7 @@ def test_options_of_overlapping_patterns_are_merged_in_order():
         )
         for group in make_optimizer(net_optimizer(spec, net), net).param_groups
     }
-    assert found == {
+    assert options == {
         None: (0.1, 0.01, (0.9, 0.8), 1),
         "0": (0.2, 0.01, (0.5, 0.8), 1),
         "bias": (0.3, 0.0, (0.9, 0.8), 1),
@@ -115,18 +115,18 @@ def test_frozen_parameters_are_left_out():
         (
             {**ADAMW, "groups": {"layer4": {"lr": 1}}},
             ValueError,
-            ("'layer4', which matches no trained parameter;"),
+            "'layer4', which matches no trained parameter;",
         ),
         (
             {**ADAMW, "groups": {"2": {"momentum": 1}}},
             ValueError,
-            ("option 'momentum'; AdamW has lr, betas"),
+            "option 'momentum'; AdamW has lr, betas",
         ),
         ({**ADAMW, "groups": ["2"]}, TypeError, "give options by pattern"),
         (
             torch.optim.SGD(mlp().parameters(), lr=1),
             ValueError,
-            ("other parameters than those of the network"),
+            "other parameters than those of the network",
         ),
     ],
 )

@@ -47,39 +47,39 @@ TOGETHER = ["default dtype", "TF32", "deterministic", "numpy's errors", "no numb
 @contextmanager
 def changed(names):
     """Change these settings of the program inside the context, which gets all settings."""
-    own = ProgramSettings()
+    before = ProgramSettings()
     with np.errstate():
         try:
             for name in names:
                 CHANGES[name]()
             yield ProgramSettings()
         finally:
-            own.set()
+            before.set()
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_task_has_what_the_program_has_and_then_its_own_again(name):
-    own = ProgramSettings()
-    with changed([name]) as given:
-        assert given != own
-    given = pickle.loads(pickle.dumps(given))
-    assert ProgramSettings() == own
-    with given.applied():
-        assert ProgramSettings() == given
-    assert ProgramSettings() == own
+    before = ProgramSettings()
+    with changed([name]) as changes:
+        assert changes != before
+    changes = pickle.loads(pickle.dumps(changes))
+    assert ProgramSettings() == before
+    with changes.applied():
+        assert ProgramSettings() == changes
+    assert ProgramSettings() == before
 
 
 def test_several_settings_travel_together():
-    own = ProgramSettings()
-    with changed(TOGETHER) as given:
+    before = ProgramSettings()
+    with changed(TOGETHER) as changes:
         pass
-    with given.applied():
+    with changes.applied():
         assert torch.zeros(1).dtype == torch.float64
         with pytest.raises(FloatingPointError, match="overflow"):
             np.float32(1e38) * np.float32(10)
-    with pytest.raises(ZeroDivisionError), given.applied():
+    with pytest.raises(ZeroDivisionError), changes.applied():
         raise ZeroDivisionError
-    assert ProgramSettings() == own
+    assert ProgramSettings() == before
 
 
 def test_what_cannot_travel_is_named():

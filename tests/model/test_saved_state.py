@@ -88,8 +88,8 @@ def test_the_state_of_every_optimizer_is_restored(kind):
         else mlp()
     )
     net = nn.Linear(6, 3, bias=False) if kind.__name__ == "Muon" else net
-    more = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
-    optimizer = kind(net.parameters(), lr=0.01, **more)
+    options = {"momentum": 0.9} if kind in (torch.optim.SGD, torch.optim.RMSprop) else {}
+    optimizer = kind(net.parameters(), lr=0.01, **options)
     x = torch.arange(12).reshape(4, 3) % 5 if kind is torch.optim.SparseAdam else torch.ones(4, 6)
 
     def closure():

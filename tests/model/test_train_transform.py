@@ -38,12 +38,13 @@ def relabelled(x, y):
 
 def plain_loop(function, by_sample, seed):
     def transformed(x, y, place):
-        made = []
-        (epoch, block, position) = place
-        for number, each in enumerate(zip(x, y, strict=True) if by_sample else [(x, y)]):
+        epoch, block, position = place
+        results = []
+        for number, sample in enumerate(zip(x, y, strict=True) if by_sample else [(x, y)]):
             with random_state(transform_seed(seed, epoch, block, position + number), "cpu"):
-                made.append(function(*each))
-        x, y = (torch.stack(parts) if by_sample else parts[0] for parts in zip(*made, strict=True))
+                results.append(function(*sample))
+        columns = zip(*results, strict=True)
+        x, y = (torch.stack(parts) if by_sample else parts[0] for parts in columns)
         return x / 3, y
 
     batches = transformed_batches(transformed, X, Y, 4, 3, 2)
@@ -64,9 +65,13 @@ CASES = [
 def test_one_worker_is_the_plain_loop_with_seeds(engine, function, by_sample):
     """The transform of x follows, and Dropout in the network draws as if nothing else did."""
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
-    given = TrainTransform(function, by_sample=by_sample)
+    train_transform = TrainTransform(function, by_sample=by_sample)
     trainer.build(
-        awkward_net(), SGD, "cross_entropy", train_transform=given, transform=lambda x: x / 3
+        awkward_net(),
+        SGD,
+        "cross_entropy",
+        train_transform=train_transform,
+        transform=lambda x: x / 3,
     )
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     both = function if function in (mixup, relabelled) else lambda x, y: (function(x), y)

@@ -140,7 +140,7 @@ def third(output, target, scale=2.0):
         (nn.PairwiseDistance(), "the loss PairwiseDistance returns one number"),
         (
             nn.MSELoss(reduction="sum"),
-            ("the loss MSELoss has reduction='sum'; a weighted loss must have 'mean'"),
+            "the loss MSELoss has reduction='sum'; a weighted loss must have 'mean'",
         ),
         (partial(functional.mse_loss, reduction="sum"), "has reduction='sum'"),
         (nn.CrossEntropyLoss(torch.ones(3)), "the loss CrossEntropyLoss has its own weights"),
@@ -244,18 +244,18 @@ def test_probabilities_of_one_of_two_classes(shape, dtype):
         (
             torch.rand(2, 3),
             torch.tensor([0, 3]),
-            ("class_weight has 3 classes, and targets go from 0 to 3"),
+            "class_weight has 3 classes, and targets go from 0 to 3",
         ),
         (torch.rand(2, 2), torch.tensor([0, 1]), "3 classes, and the network outputs of (2, 2)"),
         (
             torch.rand(2, 3),
             torch.tensor([-1, 1]),
-            ("class_weight has 3 classes, and targets go from -1 to 1"),
+            "class_weight has 3 classes, and targets go from -1 to 1",
         ),
         (
             torch.rand(2, 3),
             torch.rand(2),
-            ("but targets of torch.float32 (2,) have no classes for outputs (2, 3)"),
+            "but targets of torch.float32 (2,) have no classes for outputs (2, 3)",
         ),
         (torch.rand(2, 4), torch.rand(2, 4), "targets of torch.float32 (2, 4) have no classes"),
     ],

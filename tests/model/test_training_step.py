@@ -84,7 +84,7 @@ def test_a_step_is_the_plain_loop_and_tells_its_numbers(engine):
 
 
 def stack(samples):
-    return torch.stack([torch.as_tensor(each) for each in samples])
+    return torch.stack([torch.as_tensor(sample) for sample in samples])
 
 
 def in_tuple(samples):
@@ -103,12 +103,12 @@ BATCHES = {
     "samples": ((TensorDataset(TENSOR), None), {}, DataLoader(TensorDataset(TENSOR), 31)),
     "collate": ((X, None), {"collate": two_views}, DataLoader(X, 31, collate_fn=two_views)),
     **{
-        f"{own.__name__} of samples": (
-            (Samples(X, collate=own), None),
+        f"{collate.__name__} of samples": (
+            (Samples(X, collate=collate), None),
             {},
-            DataLoader(X, 31, collate_fn=own),
+            DataLoader(X, 31, collate_fn=collate),
         )
-        for own in (stack, in_tuple, two_views)
+        for collate in (stack, in_tuple, two_views)
     },
 }
 
@@ -135,7 +135,7 @@ def test_a_batch_is_what_a_data_loader_gives(data, options, loader, lightning):
     torch.testing.assert_close(seen, expected * 2, rtol=0, atol=0)
 
 
-class Own(nn.Module):
+class Stepping(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = mlp()
@@ -149,10 +149,10 @@ class Own(nn.Module):
 
 @pytest.mark.parametrize("method", ["name", "function", "bound"])
 def test_a_method_is_called_on_the_workers_copy(method):
-    net = Own()
-    given = {"name": "step", "function": Own.step, "bound": net.step}[method]
+    net = Stepping()
+    training_step = {"name": "step", "function": Stepping.step, "bound": net.step}[method]
     before = copy.deepcopy(net.state_dict())
-    trainer = trainer_of(net, SGD, training_step=given)
+    trainer = trainer_of(net, SGD, training_step=training_step)
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     expected = plain_loop(
         mlp(), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), X, Y, 4, 3, 2, 3
@@ -181,9 +181,9 @@ def test_a_validation_step_evaluates():
     trainer.fit(
         X, Y, **STILL, validation_data=(X, Y), callbacks=[EarlyStopping("val_largest", mode="max")]
     )
-    found = trainer.evaluate(X, Y)
-    assert found["loss"] == trainer.history[-1]["val_loss"]
-    assert found["largest"] == trainer.history[-1]["val_largest"]
+    values = trainer.evaluate(X, Y)
+    assert values["loss"] == trainer.history[-1]["val_loss"]
+    assert values["largest"] == trainer.history[-1]["val_largest"]
 
 
 def test_options_of_steps_apply_and_weights_reach_the_step():
@@ -199,8 +199,8 @@ def test_options_of_steps_apply_and_weights_reach_the_step():
     }
     weights = np.linspace(0, 1, len(X))
     trainers = [
-        trainer_of(awkward_net(), SGD, "cross_entropy", **options, **given, workers=2)
-        for given in ({}, {"training_step": plain})
+        trainer_of(awkward_net(), SGD, "cross_entropy", **options, **steps, workers=2)
+        for steps in ({}, {"training_step": plain})
     ]
     for trainer in trainers:
         trainer.fit(*blocked(X, Y, 4), sample_weight=weights, **STILL)
@@ -440,7 +440,7 @@ def test_other_results_of_configure_optimizers_are_errors(returned, name, raises
         (lambda loss: {"loss": loss, "round": 1}, "'round' has another meaning"),
         (
             lambda loss: {"loss": loss, "each": loss.repeat(2)},
-            ("'each' was measured as a tensor of shape (2,)"),
+            "'each' was measured as a tensor of shape (2,)",
         ),
         (lambda loss: loss.repeat(2), "one number a batch"),
     ],

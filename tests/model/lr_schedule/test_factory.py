@@ -29,7 +29,7 @@ def nothing(optimizer):
         (
             lambda _: lr_scheduler.StepLR(OTHER, 3),
             ValueError,
-            ("of another optimizer than the one it is called"),
+            "of another optimizer than the one it is called",
         ),
         (lr_scheduler.StepLR, ValueError, "functools.partial(StepLR, step_size=10)"),
         (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
@@ -42,7 +42,7 @@ def nothing(optimizer):
         (
             partial(lr_scheduler.ReduceLROnPlateau, mode="max"),
             ValueError,
-            ("mode='max': it is stepped once"),
+            "mode='max': it is stepped once",
         ),
     ],
 )

@@ -114,23 +114,23 @@ CASES = [
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
 @pytest.mark.filterwarnings(
-    "ignore:Detected call of `lr_scheduler.step", ("ignore:schedule= is a OneCycleLR")
+    "ignore:Detected call of `lr_scheduler.step", "ignore:schedule= is a OneCycleLR"
 )
 @pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of SequentialLR in torch 2.6
 def test_one_worker_is_the_plain_loop_with_its_steps(number):
     name, steps, optimizer = CASES[number]
-    (schedule, scheduler) = SCHEDULES[name]
-    (spec, make_optimizer) = PLAIN[optimizer]
+    schedule, scheduler = SCHEDULES[name]
+    spec, make_optimizer = PLAIN[optimizer]
     expected, lrs = plain_loop(make_optimizer, scheduler(steps), steps, 3)
     trainer = built("serial", 1, schedule, steps, spec)
-    given = {
+    options = {
         "shuffle": None,
         "shuffle_block_data": False,
         "num_batches_per_worker": 3,
         "num_epochs": 3,
     }
     assert_same_bits(
-        trainer.fit(*blocked(X, Y, 4), **combined(given, WAYS[number % len(WAYS)])), expected
+        trainer.fit(*blocked(X, Y, 4), **combined(options, WAYS[number % len(WAYS)])), expected
     )
     if BATCHES % steps == 0:  # else a step begins in the middle of the last batch
         trained = np.cumsum([record["samples"] for record in trainer.history])

@@ -36,7 +36,7 @@ from tests.helpers.models import (
 from tests.helpers.tolerances import sum_error
 
 
-def own(output, target):
+def mean_output(output, target):
     return output.mean()
 
 
@@ -51,12 +51,12 @@ COLLECTION = MetricCollection(
         (None, []),
         ([], []),
         ("mae", ["mae"]),
-        (own, ["own"]),
+        (mean_output, ["mean_output"]),
         (nn.L1Loss(), ["L1Loss"]),
         (nn.L1Loss, ["L1Loss"]),
-        (["mae", own], ["mae", "own"]),
+        (["mae", mean_output], ["mae", "mean_output"]),
         (("mae", "mse"), ["mae", "mse"]),
-        ({"a": "mae", "b": "mae", "c": own}, ["a", "b", "c"]),
+        ({"a": "mae", "b": "mae", "c": mean_output}, ["a", "b", "c"]),
         (BinaryAUROC(), ["binary_auroc"]),
         (MulticlassF1Score(num_classes=3), ["multiclass_f1_score"]),
         (BinaryROC(), ["binary_roc"]),
@@ -75,14 +75,18 @@ def test_names_in_the_history(metric, names):
     ("metric", "error", "name"),
     [
         ("acc", ValueError, "unknown metric 'acc'"),
-        ([own, "mae", own], ValueError, "two metrics are called 'own'"),
+        (
+            [mean_output, "mae", mean_output],
+            ValueError,
+            "two metrics are called 'mean_output'",
+        ),
         (MulticlassF1Score, TypeError, "num_classes"),
         ([R2Score(), COLLECTION, R2Score()], ValueError, "two metrics are called 'r2_score'"),
-        ({"loss": own}, ValueError, "metric name 'loss'"),
-        ({"seconds": own}, ValueError, "metric name 'seconds'"),
+        ({"loss": mean_output}, ValueError, "metric name 'loss'"),
+        ({"seconds": mean_output}, ValueError, "metric name 'seconds'"),
         ({"val_mae": "mae"}, ValueError, "metric name 'val_mae'"),
-        ({3: own}, ValueError, "metric name 3"),
-        ({"": own}, ValueError, "metric name ''"),
+        ({3: mean_output}, ValueError, "metric name 3"),
+        ({"": mean_output}, ValueError, "metric name ''"),
         (3, TypeError, "metric=3"),
         ([None], TypeError, "metric=None"),
         ([["mae"]], TypeError, "metric=['mae']"),
@@ -99,9 +103,9 @@ OUTPUT = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 
 @pytest.mark.parametrize("value", [Fraction(1, 3), 1 / 3, np.float64(1 / 3), 2**24 + 1, True])
 def test_any_number_is_measured_in_double_precision(value):
-    accumulator = MetricAccumulator(resolve_metrics({"own": lambda output, target: value}))
+    accumulator = MetricAccumulator(resolve_metrics({"constant": lambda output, target: value}))
     accumulator.add(1, StepResult(torch.zeros(()), torch.zeros(1), torch.zeros(1)))
-    assert accumulator.measured().metrics == {"own": float(value)}
+    assert accumulator.measured().metrics == {"constant": (float(value), 1.0)}
 
 
 @pytest.mark.parametrize("name", ["accuracy", "categorical_accuracy"])

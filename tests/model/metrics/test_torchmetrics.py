@@ -143,10 +143,10 @@ def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed
     batches = [
         [[*map(torch.from_numpy, batch(kind, random, size))] for size in sizes] for sizes in workers
     ]
-    flat = [one for batches_of_one in batches for one in batches_of_one]
+    flat = [batch for of_worker in batches for batch in of_worker]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that did not come
-        value = measures.values([measured(measures, one) for one in batches])["it"]
+        value = measures.values([measured(measures, of_worker) for of_worker in batches])["it"]
         if not flat:
             assert math.isnan(value)
             return
