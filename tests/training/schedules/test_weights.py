@@ -139,7 +139,7 @@ class Stopping(Callback):
         (Merge(), 3, [Weighing(lambda worker: 0)], "Weighing.on_merge"),
         (Merge(), 3, [Weighing(lambda worker: "3")], "Weighing.on_merge"),
     ],
-    ids=["few workers", "server", "alone", "negative", "NaN", "all 0"],
+    ids=["few workers", "server", "alone", "negative", "NaN", "all 0", "a string"],
 )
 def test_wrong_rules_and_weights(merge, workers, callbacks, name, raises):
     with raises(ValueError, name):
