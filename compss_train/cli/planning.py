@@ -52,6 +52,7 @@ def advise_before_run(path: Path, numbers: Sequence[int]) -> None:
     print(f'{path}: {formatting.counted(facts.samples, "sample")}, merge = "auto"\n')
     print("\n".join(formatting.columns(lines, str.rjust)))
     print(
-        f"\nMost workers that learn as much from an epoch as one, of 64: {enough_workers(facts)}."
+        "\nMost workers, of 64, that should lose little against one in an epoch: "
+        f"{enough_workers(facts)}."
     )
     print("From a run of an epoch or two, this command also predicts the seconds of a round.")

@@ -367,6 +367,6 @@ class FitOptions:
             batches = self.batches_of_worker(source, facts.workers)
             remarks.append(
                 f"{facts.workers} workers have {batches} batches each an epoch, and learn less "
-                f"than one worker: {workers} would learn as much"
+                f"than one worker: {workers} lose least"
             )
         return remarks

@@ -162,7 +162,7 @@ def test_the_choice_is_said_and_whether_fewer_workers_learn_more():
     assert chosen in output
     assert (
         "32 workers have 2 batches each an epoch, and learn less than one worker: "
-        "12 would learn as much" in output
+        "12 lose least" in output
     )
     assert "would learn" not in lines_of(2, 600)
     assert "merge=" not in lines_of(1, 600)
