@@ -54,8 +54,13 @@ class WeightedSum:
     def state(self) -> tuple[float, float]:
         """Return the sum so far, and the sum of what the means are over."""
         if self._values:
-            values = _doubles(self._values)
-            weights = _doubles(self._weights)
+            number = len(self._values)
+            if all(isinstance(weight, Tensor) for weight in self._weights):
+                # A wait for the device for both.
+                values, weights = _doubles([*self._values, *self._weights]).split(number)
+            else:
+                values = _doubles(self._values)
+                weights = _doubles(self._weights)
             self._total += float(values.where(weights != 0, 0.0) @ weights)
             self._weight += float(weights.sum())
             self._values = []
@@ -67,6 +72,8 @@ def _doubles(numbers: Sequence[Tensor | float]) -> Tensor:
     """Return numbers in one tensor on the CPU, where all on one device arrive at once."""
     tensors = [number.reshape(()) for number in numbers if isinstance(number, Tensor)]
     if len(tensors) == len(numbers) and len({tensor.device for tensor in tensors}) == 1:
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            tensors = [tensor.double() for tensor in tensors]
         return torch.stack(tensors).cpu().double()
     return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 

@@ -147,7 +147,7 @@ def test_an_array_that_only_some_workers_have_counts_as_zeros():
         (lambda first: {**first, "v": first["w"]}, "added .*'v'"),
         (lambda first: None, "returned NoneType"),
     ],
-    ids=str,
+    ids=["dtype", "shape", "left out", "added", "nothing"],
 )
 def test_what_a_rule_returns_has_the_names_shapes_and_dtypes_of_the_workers(merge, told):
     class Own(MergeRule):
