@@ -235,6 +235,7 @@ class WithoutCluster(Submitter):
         self.nodes = {}
         self._elsewhere = []
         self._unwatched = set()
+        self._cancelled = {}
         self._group = None
         self._has_room = False
         self._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
