@@ -243,10 +243,10 @@ class Submitter(GraphThread):
     def _check(self) -> float | None:
         if self._next_look <= time.monotonic():
             self._look_for_nodes()
-        next_check = min([self._next_look, *self._cancelled.values()])
-        if next_check <= time.monotonic():
+        next_deadline = min(self._cancelled.values(), default=math.inf)
+        if next_deadline <= time.monotonic():
             self.post(self._abandon_overdue)
-        return max(0.0, next_check - time.monotonic())
+        return max(0.0, min(self._next_look, next_deadline) - time.monotonic())
 
     def _look_for_nodes(self) -> None:
         """Let every node have an agent, before other threads see the node."""
