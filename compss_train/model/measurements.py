@@ -57,7 +57,9 @@ class WeightedSum:
             number = len(self._values)
             if all(isinstance(weight, Tensor) for weight in self._weights):
                 # A wait for the device for both.
-                values, weights = _doubles([*self._values, *self._weights]).split(number)
+                both = _doubles([*self._values, *self._weights])
+                values = both[:number]
+                weights = both[number:]
             else:
                 values = _doubles(self._values)
                 weights = _doubles(self._weights)
