@@ -32,7 +32,7 @@ from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Progress, Snapshot
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, TrainingState
-from compss_train.worker.optimizer_state import numbered_state, optimized_names, optimizer_bytes
+from compss_train.worker.optimizer_state import numbered_state, optimized_names
 
 
 def snapshot_of(session: Session) -> Snapshot:
@@ -73,11 +73,10 @@ def checkpoint_bytes(session: Session) -> int:
     """Return about how many bytes a checkpoint takes, if it shares none with an earlier one.
 
     It is that after the next round. Workers without a state get that of their optimizer, if
-    ``optimizer_bytes`` knows it, and of random generators.
+    it is known, and of random generators.
     """
     snapshot = _content(session)
     fit = session.model.fit
-    training_spec = session.model.built.training_spec
     history = snapshot.history
     values = leaves(replace(snapshot, history=[]).to_dict())
     arrays = sum(value.nbytes for value in values if isinstance(value, np.ndarray | torch.Tensor))
@@ -88,7 +87,7 @@ def checkpoint_bytes(session: Session) -> int:
         missing_states = max(0, session.num_workers - states)
     optimizers = 0
     if missing_states:
-        optimizers = missing_states * optimizer_bytes(training_spec.net, training_spec.optimizer)
+        optimizers = missing_states * session.model.built.state_bytes
     records = len(history) * len(line_of(history[-1])) if history else 0
     return arrays + optimizers + records + (session.num_workers + 4) * 2**14
 

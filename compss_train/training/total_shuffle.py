@@ -1,6 +1,7 @@
 """Total shuffles: tasks cut blocks into pieces, one for each group that needs some of the rows.
 
-Without pieces, every task would receive nearly all blocks, for a few rows of each.
+A group is the workers of one task. Without pieces, every task would receive nearly all blocks, for
+a few rows of each.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,8 +37,8 @@ class Pieces:
     """Numbers of the samples within the chunk, piece by piece, ascending in each."""
     bounds: NDArray[Any]
     """The start of each piece in ``rows``, then the end of the last one."""
-    chunks: list[int]
-    """The group of workers that needs each piece, in ascending order."""
+    groups: list[int]
+    """The group that needs each piece, in ascending order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ def cut_blocks(
     for chunk, pieces in zip(chunks, pieces_of_chunks, strict=True):
         piece_refs = _split(data, chunk, pieces)
         piece_sizes = np.diff(pieces.bounds).tolist()
-        for group, ref, size in zip(pieces.chunks, piece_refs, piece_sizes, strict=True):
+        for group, ref, size in zip(pieces.groups, piece_refs, piece_sizes, strict=True):
             refs[group].append(ref)
             sizes[group].append(size)
     return [
@@ -99,10 +100,10 @@ def _chunks(data: PublishedData, most: int) -> list[range]:
 
 
 def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
-    if not pieces.chunks:
+    if not pieces.groups:
         return []
     chunk_start = data.starts[chunk.start]
-    number = len(pieces.chunks)
+    number = len(pieces.groups)
     starts = [data.starts[block] - chunk_start for block in chunk]
     refs = data.engine.submit(
         split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number

@@ -71,8 +71,8 @@ def test_pieces_hold_samples_once_and_numbers_find_them(chunk_sizes, drawn):
     pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, starts)
     gathered = [[] for _ in samples]
     for start, pieces in zip(starts, pieces_of_chunks, strict=True):
-        assert pieces.chunks == sorted(set(pieces.chunks))
-        for group, (low, high) in zip(pieces.chunks, pairwise(pieces.bounds.tolist()), strict=True):
+        assert pieces.groups == sorted(set(pieces.groups))
+        for group, (low, high) in zip(pieces.groups, pairwise(pieces.bounds.tolist()), strict=True):
             assert low < high
             gathered[group] += (pieces.rows[low:high] + start).tolist()
     for mine, wanted, numbers in zip(gathered, samples, numbers_of_groups, strict=True):

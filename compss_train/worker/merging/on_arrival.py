@@ -1,10 +1,10 @@
 """Merges of one worker by itself, as it arrives: updates of the global parameters."""
 
 from collections.abc import Collection, Iterable
+from typing import cast
 
 from compss_train.model.commutative_updates import MergedParameters, apply_delta, halve
 from compss_train.model.parameters import Parameters
-from compss_train.worker.merging.rules import uncompressed
 from compss_train.worker.merging.trained import Trained
 
 
@@ -17,7 +17,7 @@ def only_worker(workers: Iterable[Trained]) -> list[Trained]:
 def only_parameters(workers: Iterable[Trained]) -> list[Parameters]:
     """Return the parameters of the only worker of a task."""
     (trained,) = workers
-    return [uncompressed(trained.parameters, {})]
+    return [cast("Parameters", trained.parameters)]  # a server takes no compressed changes
 
 
 def add_change(
@@ -43,4 +43,4 @@ def add_change(
 
 def halve_with(current: Parameters, trained: Trained) -> Parameters:
     """Return (current + trained) / 2, dislib's rule."""
-    return halve(current, uncompressed(trained.parameters, {}))
+    return halve(current, cast("Parameters", trained.parameters))  # never compressed changes
