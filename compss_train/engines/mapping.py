@@ -82,7 +82,7 @@ def map_items(
     engine: Engine,
     task: Callable[..., Call],
     shared: Sequence[Any],
-    chunks: Sequence[Chunk],
+    chunks: Iterable[Chunk],
     *,
     combine: Any,
     parts: int = 1,
@@ -91,11 +91,12 @@ def map_items(
 ) -> list[MappedChunk]:
     """Submit a task for each chunk, and return what comes of each.
 
-    ``task(*shared)`` returns the function that is called with each item; ``shared`` are references,
-    values, or lists of them. ``combine`` is a function, or a reference to one, that gets the
-    iterator of a chunk's results, each computed when it is asked for, and returns ``parts`` values.
-    With ``states_apart`` each state is a value of its own; otherwise those of a chunk are one
-    value, which saves objects where states are small.
+    A chunk is asked for once the task of the one before has been submitted. ``task(*shared)``
+    returns the function that is called with each item; ``shared`` are references, values, or lists
+    of them. ``combine`` is a function, or a reference to one, that gets the iterator of a chunk's
+    results, each computed when it is asked for, and returns ``parts`` values. With ``states_apart``
+    each state is a value of its own; otherwise those of a chunk are one value, which saves objects
+    where states are small.
     """
     return [
         _submit(engine, task, shared, chunk, combine, parts, states_apart, resources)

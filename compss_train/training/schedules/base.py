@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
 from compss_train.training.callback import MergingWorker
 from compss_train.training.merge import Merge, MergeKind
-from compss_train.training.merged import Merged
+from compss_train.training.merged import Merged, Parts
 from compss_train.training.schedules.round_workers import RoundWorkers
 from compss_train.training.session import Session
 from compss_train.worker.state import WorkerState
@@ -36,6 +36,8 @@ class SubmittedRound:
     """The state of each worker after the round."""
     weights: dict[int, float] | None = None
     """The weights of workers in the merge, by number, if a callback has set them."""
+    trained: Mapping[int, Parts] | None = None
+    """What the workers bring to a merge that has not been submitted, by their numbers."""
     unmerged: int = 0
     """Number of workers whose merges have not been submitted; until then ``merged`` is old."""
 

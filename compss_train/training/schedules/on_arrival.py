@@ -65,7 +65,7 @@ class CommutativeSchedule(ArrivalSchedule):
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> MappedChunk:
         chunk = range(worker, worker + 1)
         start = [[base], None if self._moments is None else [*self._moments]]
-        mapped = workers.train(chunk, training, start, combine=only_worker)
+        (mapped,) = workers.train([chunk], training, start, combine=only_worker)
         (current,) = self.merged.parameters
         (trained,) = mapped.results
         if self.merge.rule == "halving":

@@ -23,7 +23,6 @@ from compss_train.training.schedules.round_workers import RoundWorkers
 from compss_train.training.schedules.synchronous import SynchronousSchedule
 from compss_train.training.session import Session
 from compss_train.worker.merging.merge import rebased
-from compss_train.worker.train import training
 
 DEFAULT_QUORUM = 0.75
 """The default of ``Merge(quorum=...)``."""
@@ -136,13 +135,7 @@ class QuorumSchedule(SynchronousSchedule):
         while waiting and worker not in self._running:
             workers, submitted = waiting.popleft()
             if workers.round.counts[worker]:
-                mapped = workers.train(
-                    range(worker, worker + 1),
-                    training,
-                    self.start,
-                    combine=self._gathering,
-                    parts=self.merged.cut.number,
-                )
+                (mapped,) = self.train(workers, [range(worker, worker + 1)])
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(mapped.reports)
                 self._running[worker] = _Running(

@@ -41,66 +41,66 @@ class RoundWorkers:
     _timed: dict[Any, dict[int, TimedHyperparameters]] = field(default_factory=dict, init=False)
     """The hyperparameters by epoch, which many workers share."""
 
-    @property
-    def members(self) -> list[list[int]]:
-        """The workers of each task, without those that have no samples in this round."""
+    @cached_property
+    def members(self) -> dict[range, list[int]]:
+        """The workers that have samples in this round, of each chunk that has such workers."""
         counts = self.round.counts
-        of_chunks = ([worker for worker in chunk if counts[worker]] for chunk in self.chunks)
-        return [workers for workers in of_chunks if workers]
+        of_chunks = {chunk: [worker for worker in chunk if counts[worker]] for chunk in self.chunks}
+        return {chunk: workers for chunk, workers in of_chunks.items() if workers}
 
     def train(
         self,
-        chunk: range,
+        chunks: Sequence[range],
         task: Callable[..., Call],
         shared: Sequence[Any],
         *,
         combine: Any,
         parts: int = 1,
-    ) -> MappedChunk:
-        """Submit the task that trains the workers of a chunk; the session keeps their states.
+    ) -> list[MappedChunk]:
+        """Submit the task of each chunk, which trains its workers; the session keeps their states.
 
         ``shared`` are what follows the job in the arguments of ``task``.
         """
         session = self.session
-        members = [worker for worker in chunk if self.round.counts[worker]]
-        samples = self._samples(chunk)
-        works = [self._work(worker, chunk, samples) for worker in members]
-        (mapped,) = map_items(
+        mapped = map_items(
             session.engine,
             task,
             [self.job, *shared],
-            [
-                Chunk(
-                    items=works,
-                    states=[session.states[worker] for worker in members],
-                    values=samples.values,
-                )
-            ],
+            map(self._chunk, chunks),
             combine=combine,
             parts=parts,
             states_apart=session.states_apart,
             resources=session.resources,
         )
-        for worker, state in zip(members, mapped.states, strict=True):
-            session.states[worker] = state
+        for chunk, of_chunk in zip(chunks, mapped, strict=True):
+            for worker, state in zip(self.members[chunk], of_chunk.states, strict=True):
+                session.states[worker] = state
         return mapped
 
-    def _work(self, worker: int, chunk: range, samples: ChunkSamples) -> Work:
-        """Return what a worker does in this round."""
-        return Work(
-            block_passes=samples.assignments[worker - chunk.start],
-            round=self.round.number,
-            worker=worker,
-            name=f"round {self.round.number} on worker {worker}",
-            device=self.session.device(worker),
-            blocks=samples.blocks,
-            starts=samples.starts,
-            files=self.data.source.files_of(samples.blocks),
-            draws=self.round.draws[worker] if self.round.draws else None,
-            hyperparameters=self._hyperparameters(worker),
-            check_outputs=self.check_outputs,
-            traced=worker in self.traced,
-        )
+    def _chunk(self, chunk: range) -> Chunk:
+        """Return what the task of a chunk gets."""
+        members = self.members[chunk]
+        samples = self._samples(chunk)
+        files = self.data.source.files_of(samples.blocks)
+        works = [
+            Work(
+                block_passes=samples.assignments[worker - chunk.start],
+                round=self.round.number,
+                worker=worker,
+                name=f"round {self.round.number} on worker {worker}",
+                device=self.session.device(worker),
+                blocks=samples.blocks,
+                starts=samples.starts,
+                files=files,
+                draws=self.round.draws[worker] if self.round.draws else None,
+                hyperparameters=self._hyperparameters(worker),
+                check_outputs=self.check_outputs,
+                traced=worker in self.traced,
+            )
+            for worker in members
+        ]
+        states = [self.session.states[worker] for worker in members]
+        return Chunk(items=works, states=states, values=samples.values)
 
     def _hyperparameters(self, worker: int) -> dict[int, TimedHyperparameters] | None:
         """Return the hyperparameters of a worker by epoch, or ``None`` without a schedule."""

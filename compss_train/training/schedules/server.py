@@ -95,7 +95,7 @@ class ServerSchedule(ArrivalSchedule):
         chunk = range(worker, worker + 1)
         moments = None if self._moments is None else [*self._moments]
         start = [[base], moments, self._address, total]
-        mapped = workers.train(chunk, training_through_server, start, combine=only_parameters)
+        (mapped,) = workers.train([chunk], training_through_server, start, combine=only_parameters)
         (self.bases[worker],) = mapped.results
         return mapped
 

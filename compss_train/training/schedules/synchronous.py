@@ -5,12 +5,13 @@ The merge is a tree of tasks for each part of the parameters; all work on refere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from compss_train.engines import Ref
+from compss_train.engines.mapping import MappedChunk
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
@@ -77,57 +78,42 @@ class SynchronousSchedule(MergeSchedule):
         return self.engine.publish(Gathering(self.stages.rule, self.merged.cut))
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
-        """Train from the global parameters and merge; a worker without samples does not count."""
-        if self.weigh is not None:
-            return self._submit_unmerged(workers)
-        counts = workers.round.counts
-        active = [chunk for chunk in workers.chunks if any(counts[worker] for worker in chunk)]
-        if len(active) == 1 and self.stages.only_reduces and self.merged.cut.number == 1:
-            # The only task reduces as well.
-            reducing = Reducing(self.stages.rule)
-            mapped = [workers.train(active[0], training, self.start, combine=reducing)]
-            merged = Merged(cut=self.merged.cut, parameters=mapped[0].results)
-        else:
-            parts = self.merged.cut.number
-            mapped = [
-                workers.train(chunk, training, self.start, combine=self._gathering, parts=parts)
-                for chunk in active
-            ]
-            trained = {
-                chunk.start: of_chunk.results
-                for chunk, of_chunk in zip(active, mapped, strict=True)
-            }
-            merged = self.merge_all(trained)
-        self.merged = merged
-        return SubmittedRound(
-            workers=workers,
-            tasks=workers.members,
-            measured={"workers": [of_chunk.reports for of_chunk in mapped]},
-            merged=merged,
-            states=[*self.session.states],
-        )
+        """Train from the global parameters and merge; a worker without samples does not count.
 
-    def _submit_unmerged(self, workers: RoundWorkers) -> SubmittedRound:
-        """Train each worker in a task of its own; ``wait`` merges them with other weights."""
-        active = [worker for worker, count in enumerate(workers.round.counts) if count]
-        mapped = {
-            worker: workers.train(
-                range(worker, worker + 1),
-                training,
-                self.start,
-                combine=self._gathering,
-                parts=self.merged.cut.number,
-            )
-            for worker in active
-        }
-        self._trained = {worker: chunk.results for worker, chunk in mapped.items()}
+        If callbacks may change the weights of workers, ``wait`` merges them.
+        """
+        active = [*workers.members]
+        weighed = self.weigh is not None
+        trained: dict[int, Parts] | None = None
+        one_task = len(active) == 1 and not weighed and self.merged.cut.number == 1
+        if one_task and self.stages.only_reduces:  # the only task reduces as well
+            reducing = Reducing(self.stages.rule)
+            mapped = workers.train(active, training, self.start, combine=reducing)
+            self.merged = Merged(cut=self.merged.cut, parameters=mapped[0].results)
+        else:
+            mapped = self.train(workers, active)
+            results = [of_chunk.results for of_chunk in mapped]
+            trained = dict(zip((chunk.start for chunk in active), results, strict=True))
+            if not weighed:
+                self.merged = self.merge_all(trained)
         return SubmittedRound(
             workers=workers,
-            tasks=[[worker] for worker in active],
-            measured={"workers": [chunk.reports for chunk in mapped.values()]},
+            tasks=[*workers.members.values()],
+            measured={"workers": [of_chunk.reports for of_chunk in mapped]},
             merged=self.merged,
             states=[*self.session.states],
-            unmerged=len(active),
+            trained=trained if weighed else None,
+            unmerged=len(active) if weighed else 0,
+        )
+
+    def train(self, workers: RoundWorkers, chunks: Sequence[range]) -> list[MappedChunk]:
+        """Submit the tasks of chunks; their results are what enters the merge of each part."""
+        return workers.train(
+            chunks,
+            training,
+            self.start,
+            combine=self._gathering,
+            parts=self.merged.cut.number,
         )
 
     def wait(
@@ -136,12 +122,13 @@ class SynchronousSchedule(MergeSchedule):
         """Wait for a round; merge it when its workers have arrived, if their weights may change."""
         if not super().wait(submitted, timeout, evaluate):
             return False
-        if not submitted.unmerged:
+        if submitted.trained is None:
             return True
         reports = dict(zip((worker for (worker,) in submitted.tasks), submitted.refs, strict=True))
         weights = self.weights_of({worker: (submitted, ref) for worker, ref in reports.items()})
-        self.merged = self.merge_all(self._trained, weights)
+        self.merged = self.merge_all(submitted.trained, weights)
         submitted.merged = self.merged
+        submitted.trained = None
         submitted.unmerged = 0
         evaluate(submitted)
         return super().wait(submitted, 0.0, evaluate)
