@@ -1,38 +1,24 @@
 """Solvers as they are: ``Solver`` runs an executable per input, and makes samples of its fields."""
 
 import os
-import secrets
-import select
-import socket
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from compss_train._utils import Closable, files
 from compss_train._utils.validation import check_count
 from compss_train.data.block import Block
-from compss_train.engines import nodes
-from compss_train.online.solver_messages import SolverFields, SolverMessages, check_hello
+from compss_train.online.solver_listener import SolverListener
+from compss_train.online.solver_messages import SolverFields
 from compss_train.online.solver_process import SolverProcess
 
 VARIABLE = "COMPSS_TRAIN_SOLVER"
 """The environment variable with the address for the solver."""
 _HOST_FILES = {"PBS_NODEFILE", "OAR_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"}
-_NOT_CONNECTED = (
-    "ended with status 0 and has not connected: does it call compss_train_init, and does its "
-    f"launcher export {VARIABLE} (mpirun -x {VARIABLE})?"
-)
-_MAX_PATH = 100
-"""Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
-_TICK = 0.05
-"""Seconds between checks whether a program that has not connected has ended."""
-_HELLO_SECONDS = 5.0
-"""How long a connection may take to send its first line."""
 _END_SECONDS = 10.0
 """How long a program may take to end after its rank 0 has disconnected without saying so."""
 
@@ -128,7 +114,7 @@ class Solver:
         environment = dict(self.environment or {})
         may_leave_node = _may_leave_this_node({**os.environ, **environment})
         with ExitStack() as stack:
-            listener = stack.enter_context(_Listener(tcp=may_leave_node))
+            listener = stack.enter_context(SolverListener(tcp=may_leave_node))
             environment[VARIABLE] = listener.address
             process = stack.enter_context(SolverProcess(command, environment, self.folder))
             for step, fields in enumerate(_steps(listener, process)):
@@ -191,7 +177,7 @@ def _may_leave_this_node(environment: Mapping[str, str]) -> bool:
     return has_several_nodes or has_hosts or environment.get(VARIABLE) == "tcp"
 
 
-def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFields]:
+def _steps(listener: SolverListener, process: SolverProcess) -> Iterator[SolverFields]:
     """Iterate over the time steps of a solver; raise ``ChildProcessError`` unless it ends well."""
     try:
         with listener.accept(process) as messages:
@@ -204,62 +190,3 @@ def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFiel
         )
     if process.status(None):
         raise process.failure()
-
-
-class _Listener(Closable):
-    """Listens for one connection, of a solver: at a socket file of this user, or by TCP.
-
-    ``address`` is what the solver gets. It includes the token of a TCP connection, which is sent as
-    it is, but only works once.
-    """
-
-    def __init__(self, *, tcp: bool) -> None:
-        self._folder = files.TemporaryFolder()
-        path = os.path.join(self._folder.path, "solver")
-        tcp = tcp or len(os.fsencode(path)) > _MAX_PATH
-        self._token = secrets.token_urlsafe(16) if tcp else "-"
-        self._socket = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-        if tcp:
-            self._socket.bind((nodes.address_for(()), 0))
-            host, port = self._socket.getsockname()
-            self.address = f"tcp://{host}:{port}/{self._token}"
-        else:
-            self._folder.create()
-            self.address = path
-            self._socket.bind(path)
-        self._socket.listen()
-
-    def accept(self, process: SolverProcess) -> SolverMessages:
-        """Wait until the solver connects.
-
-        Raises ``ValueError`` for another version of the header, and ``ChildProcessError`` if the
-        solver ends before that.
-        """
-        while True:
-            has_ended = process.status() is not None
-            connecting, _, _ = select.select([self._socket], [], [], 0 if has_ended else _TICK)
-            if connecting:
-                messages = self._greeted()
-                if messages is not None:
-                    self.close()
-                    return messages
-            elif has_ended:
-                raise process.failure("" if process.status() else _NOT_CONNECTED)
-
-    def _greeted(self) -> SolverMessages | None:
-        """Return the messages of what has connected, or ``None`` if it is a stranger."""
-        connection, _ = self._socket.accept()
-        connection.settimeout(_HELLO_SECONDS)
-        with ExitStack() as stack:
-            stack.enter_context(connection)
-            with suppress(OSError):
-                order = check_hello(connection, self._token)
-                connection.settimeout(None)
-                stack.pop_all()
-                return SolverMessages(connection, order)
-        return None
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._socket.close()
-        self._folder.remove()

@@ -2,7 +2,6 @@
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BufferedReader
@@ -23,8 +22,6 @@ _TEXT = 3
 """The kind of one with a text that belongs to the next values of a field."""
 _END = 4
 """The kind of the last one."""
-_MAX_HELLO = 256
-"""Maximum number of bytes of the first line."""
 _MAX_TEXT = 2**24
 """Maximum number of bytes of names and texts."""
 _AHEAD = 2**20
@@ -43,13 +40,13 @@ class SolverFields(dict[str, NDArray[np.float64]]):
         raise KeyError(f"{name}; the solver has sent {', '.join(self)}")
 
 
-def check_hello(connection: socket.socket, token: str) -> str:
-    """Read a solver's first line; return the byte order of its messages, as ``struct`` writes it.
+def byte_order_of(line: bytes, token: str) -> str:
+    """Return the byte order of a solver's messages, as ``struct`` writes it, from its first line.
 
-    The connection's timeout is that of the whole line. Raises ``ValueError`` for another version,
-    and ``PermissionError`` for another token, or another program.
+    Raises ``ValueError`` for another version, and ``PermissionError`` for another token, or another
+    program.
     """
-    words = _first_line(connection).decode(errors="replace").split()
+    words = line.decode(errors="replace").split()
     name, version, order, its_token, *_ = *words, "", "", "", ""
     if name != "compss_train":
         raise PermissionError("what has connected is no solver")
@@ -62,19 +59,6 @@ def check_hello(connection: socket.socket, token: str) -> str:
             "folder that compss-train headers prints"
         )
     return {"little": "<", "big": ">"}[order]
-
-
-def _first_line(connection: socket.socket) -> bytes:
-    """Return the first line of a connection, as far as it is sent within its timeout."""
-    line = b""
-    deadline = time.monotonic() + (connection.gettimeout() or 0.0)
-    while not line.endswith(b"\n") and len(line) < _MAX_HELLO:
-        connection.settimeout(max(0.0, deadline - time.monotonic()))
-        byte = connection.recv(1)
-        if not byte:
-            break
-        line += byte
-    return line
 
 
 class SolverMessages(Closable):

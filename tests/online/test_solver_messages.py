@@ -2,16 +2,13 @@
 
 import socket
 import struct
-import threading
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.online.solver_messages import PROTOCOL, SolverMessages, check_hello
-from tests.buffers.kinds import Thread
-from tests.helpers.waiting import pause
+from compss_train.online.solver_messages import PROTOCOL, SolverMessages, byte_order_of
 
 FIELD = 1
 VALUES = 2
@@ -103,45 +100,18 @@ def test_other_messages_are_errors(messages, said, raises):
         received(*messages)
 
 
-def greeted(line, token="-"):
-    reading, writing = socket.socketpair()
-    with reading, writing:
-        reading.settimeout(5)
-        writing.sendall(line)
-        writing.shutdown(socket.SHUT_WR)
-        return check_hello(reading, token)
-
-
-def test_a_first_line_that_trickles_takes_no_longer_than_the_timeout():
-    reading, writing = socket.socketpair()
-    given_up = threading.Event()
-
-    def send():
-        while not given_up.is_set():
-            writing.sendall(b"x")
-            pause(0.05)
-
-    with reading, writing:
-        reading.settimeout(0.2)
-        sending = Thread(send)
-        with pytest.raises(OSError, match=r"timed out|temporarily unavailable"):
-            check_hello(reading, "-")
-        given_up.set()
-        sending.result()
-
-
 def test_the_first_line_has_version_byte_order_and_token(raises):
-    assert greeted(b"compss_train %d little -\n" % PROTOCOL) == "<"
-    assert greeted(b"compss_train %d big secret\nmore" % PROTOCOL, "secret") == ">"
+    assert byte_order_of(b"compss_train %d little -\n" % PROTOCOL, "-") == "<"
+    assert byte_order_of(b"compss_train %d big secret\n" % PROTOCOL, "secret") == ">"
     with raises(ValueError, "protocol 2"):
-        greeted(b"compss_train 2 little -\n")
+        byte_order_of(b"compss_train 2 little -\n", "-")
     for line in (b"", b"GET / HTTP/1.1\n", b"x" * 10_000, b"\xff\xfe\n"):
         with pytest.raises(PermissionError, match="no solver"):
-            greeted(line)
+            byte_order_of(line, "-")
     for line in (
         b"compss_train 2 little other\n",
         b"compss_train 1 little\n",
         b"compss_train 1 little \n",
     ):
         with pytest.raises(PermissionError, match="another token"):
-            greeted(line, "secret")
+            byte_order_of(line, "secret")
