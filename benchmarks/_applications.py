@@ -50,7 +50,8 @@ def has_compss() -> bool:
     """
     if shutil.which("runcompss") is not None:
         return True
-    print("SKIPPED: there is no runcompss on the PATH; compss-train doctor says what COMPSs needs")
+    command = "compss-train doctor --engine compss"
+    print(f"SKIPPED: there is no runcompss on the PATH; {command} says what is missing")
     return False
 
 

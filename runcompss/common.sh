@@ -22,7 +22,8 @@ find_compss() {
         printf '%s\n' "$installed"
     else
         fail "there is no $1 on the PATH or in COMPSS_HOME. Install COMPSs
-(https://compss-doc.readthedocs.io) and source its environment script; compss-train doctor checks what else is missing.
+(https://compss-doc.readthedocs.io) and source its environment script;
+compss-train doctor --engine compss checks what else is missing.
 Without COMPSs the same program trains on this machine's processes: python ${app:-APP}" 127
     fi
 }

@@ -22,7 +22,7 @@
 #
 #   laptop.sh --units=2 --graph apps/digits.py --workers 2
 #
-# Requires COMPSs and an ssh login to this machine without a password; compss-train doctor checks both.
+# Requires COMPSs and an ssh login to this machine without a password; compss-train doctor --engine compss checks both.
 
 set -euo pipefail
 script=laptop.sh

@@ -24,7 +24,7 @@ assert not {"torch", "numpy", "compss_train.engines.base"} & set(sys.modules)
 sys.modules["torch"] = None
 os.environ["PATH"] = "/nowhere"
 assert compss_train.cli.main(["configure", "--units", "1", "--folder", sys.argv[1]]) == 0
-assert compss_train.cli.main(["doctor"]) == 1
+assert compss_train.cli.main(["doctor", "--engine", "compss"]) == 1
 """,
         tmp_path,
     )

@@ -183,6 +183,11 @@ def evaluate_arguments(parser: Parser) -> None:
         ),
     )
     _add_x(parser)
+    _add_json(parser)
+
+
+def _add_json(parser: Parser) -> None:
+    """Add that programs read the output."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -309,6 +314,7 @@ def compare_arguments(parser: Parser) -> None:
     _add_history(parser, "runs", nargs="+")
     _add_picture(parser, "also write an .html page, or a .png, .svg or .pdf image, with all curves")
     _add_axis(parser)
+    _add_json(parser)
 
 
 def _add_history(parser: Parser, name: str = "run", nargs: str | None = None) -> None:
@@ -354,6 +360,7 @@ def runs_arguments(parser: Parser) -> None:
         metavar="FOLDER",
         help="folder with the folders of runs (default: runs)",
     )
+    _add_json(parser)
 
 
 def advise_arguments(parser: Parser) -> None:
@@ -378,6 +385,7 @@ def advise_arguments(parser: Parser) -> None:
         metavar="N",
         help="workers that train at the same time (default: as many as in the run)",
     )
+    _add_json(parser)
 
 
 def shard_arguments(parser: Parser) -> None:
@@ -495,13 +503,21 @@ def headers_arguments(parser: Parser) -> None:
 
 
 def doctor_arguments(parser: Parser) -> None:
-    """Check what the compss or ray engine needs, here and on nodes; advise on what is missing."""
+    """Check what this machine, or a cluster of COMPSs or Ray, has for training.
+
+    examples:
+      compss-train doctor
+      compss-train doctor --engine compss --nodes node1,node2
+      RAY_ADDRESS=first:6379 compss-train doctor --engine ray
+
+    Exit codes: 0, or 1 if what the engine needs is missing.
+    """
     parser.add_argument(
         "--engine",
-        choices=("compss", "ray"),
-        default="compss",
+        choices=("local", "compss", "ray"),
         help=(
-            "the engine whose needs are checked (default: compss); ray: the cluster at RAY_ADDRESS"
+            "the engine whose needs are checked (default: local, or compss with --nodes, "
+            "--project or --resources); ray: the cluster at RAY_ADDRESS"
         ),
     )
     parser.add_argument(
@@ -523,7 +539,7 @@ def doctor_arguments(parser: Parser) -> None:
         default=sys.executable,
         help="the Python of the nodes (default: this one)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_json(parser)
 
 
 def configure_arguments(parser: Parser) -> None:

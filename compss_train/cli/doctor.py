@@ -1,4 +1,4 @@
-"""``compss-train doctor`` and ``configure``: check what an engine needs, and configure it.
+"""``compss-train doctor`` and ``configure``: check this machine or a cluster, and configure COMPSs.
 
 A check yields findings, with advice for what is missing. It never raises because something is
 missing, never blocks beyond a timeout, and never imports torch in this process: it is fast and
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from compss_train._utils import __version__
+from compss_train.cli import local_checks
 from compss_train.cli.findings import Finding, installed_version, run_program, verdict
 from compss_train.cli.ray_checks import check_ray
 from compss_train.engines.compss import configuration
@@ -48,14 +49,27 @@ SSH = [
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Print the findings; return 1 if anything is missing."""
-    findings = examine(options)
+    """Print what is there and what is missing; return 1 if what was asked for is missing.
+
+    That is local training by default, and COMPSs if its nodes or files are named.
+    """
+    asks_for_compss = options.nodes or options.project or options.resources
+    engine = options.engine or ("compss" if asks_for_compss else "local")
+    if engine == "local":
+        machine, findings = local_checks.check_machine()
+        extras = local_checks.examine_extras()
+        clusters = local_checks.installed_clusters()
+        more = local_checks.as_json(machine, extras, clusters)
+        text = local_checks.as_text(machine, findings, extras, clusters)
+    else:
+        findings = examine(options, engine)
+        more = {}
+        text = as_text(findings, engine)
     ready = all(finding.state != "missing" for finding in findings)
     if options.json:
-        report = {"ready": ready, "findings": [vars(finding) for finding in findings]}
-        print(json.dumps(report, indent=2))
-    else:
-        print(as_text(findings, options.engine))
+        rows = [vars(finding) for finding in findings]
+        text = json.dumps({"engine": engine, "ready": ready, "findings": rows, **more}, indent=2)
+    print(text)
     return 0 if ready else 1
 
 
@@ -85,11 +99,12 @@ def configure(options: argparse.Namespace) -> int:
     return 0
 
 
-def examine(options: argparse.Namespace) -> list[Finding]:
-    """Run all checks and return their findings."""
-    if options.engine == "ray":
-        return [*check_packages(), *check_ray()]
-    checks = (check_packages, check_pycompss, check_compss_home, check_java, check_runcompss)
+def examine(options: argparse.Namespace, engine: str) -> list[Finding]:
+    """Run all checks of the ray or compss engine and return their findings."""
+    packages = local_checks.check_packages
+    if engine == "ray":
+        return [*packages(), *check_ray()]
+    checks = (packages, check_pycompss, check_compss_home, check_java, check_runcompss)
     findings = [finding for check in checks for finding in check()]
     installed = _read("project file", options.project, configuration.read_project, findings)
     declared = _read("resources file", options.resources, configuration.read_resources, findings)
@@ -116,11 +131,7 @@ def examine(options: argparse.Namespace) -> list[Finding]:
 
 def as_text(findings: Sequence[Finding], engine: str) -> str:
     """Return one line per finding, and a last line with the verdict."""
-    width = max(len(finding.name) for finding in findings)
-    lines = []
-    for finding in findings:
-        line = f"{finding.state:8} {finding.name:{width}}  {finding.found}"
-        lines.append(f"{line}; {finding.advice}" if finding.advice else line)
+    lines = local_checks.findings_as_lines(findings)
     missing = ", ".join(finding.name for finding in findings if finding.state == "missing")
     if missing:
         hint = f"see {missing}. The local engine needs none of this."
@@ -128,15 +139,6 @@ def as_text(findings: Sequence[Finding], engine: str) -> str:
     else:
         lines.append(f"The {engine} engine can run here.")
     return "\n".join(lines)
-
-
-def check_packages() -> Iterator[Finding]:
-    """Report the version of Python, and check that torch and numpy are installed."""
-    yield Finding("Python", "ok", platform.python_version())
-    for name in ("torch", "numpy"):
-        version = installed_version(name)
-        observation = version or "not installed"
-        yield verdict(name, observation, f"pip install {name}", ready=version is not None)
 
 
 def check_pycompss() -> Iterator[Finding]:
@@ -226,8 +228,7 @@ def _read(
 
 def check_resources(declared: Mapping[str, Node]) -> Iterator[Finding]:
     """Compare what a resources file declares of this machine with its cores and GPUs."""
-    listed = run_program(["nvidia-smi", "-L"])
-    gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
+    gpus = local_checks.nvidia_gpus()
     for node in declared.values():
         if is_local(node.name):
             yield judge_units(node, os.cpu_count() or 1, physical_cores())

@@ -1,10 +1,12 @@
 """``compss-train advise run.toml``: how many workers learn as much as one, before a run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import Self
 
+from compss_train._utils import strict_json
 from compss_train.cli import run_files
 from compss_train.cli.run_files import objects, training, trust
 from compss_train.model.net_optimizers import net_optimizer
@@ -19,7 +21,38 @@ from compss_train.training.presets import (
 )
 
 
-def advise_before_run(path: Path, numbers: Sequence[int]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What ``merge="auto"`` chooses for a number of workers."""
+
+    workers: int
+    batch_size: int
+    batches_per_epoch: int
+    """Batches of each worker."""
+    every: int
+    """``unit`` between two merges."""
+    unit: str
+    outer_step: bool
+    """Whether an outer optimizer steps after the mean."""
+    learns_as_one: bool
+
+    @classmethod
+    def of(cls, facts: FitFacts) -> Self:
+        """Return the choice for the workers of some facts."""
+        batch_size = auto_batch(facts)
+        merge = auto_merge(facts, batch_size)
+        return cls(
+            workers=facts.workers,
+            batch_size=batch_size,
+            batches_per_epoch=ceil(facts.samples / (batch_size * facts.workers)),
+            every=merge.every if isinstance(merge.every, int) else 1,
+            unit=merge.unit or "epochs",
+            outer_step=merge.outer_optimizer is not None,
+            learns_as_one=learns_as_one(facts, batch_size),
+        )
+
+
+def advise_before_run(path: Path, numbers: Sequence[int], *, as_json: bool) -> None:
     """Print what ``merge="auto"`` chooses for the data and network of a run file."""
     run_file = run_files.read_run_file(path)
     with trust.working_directory(run_file):
@@ -34,25 +67,32 @@ def advise_before_run(path: Path, numbers: Sequence[int]) -> None:
             net_optimizer(build["optimizer"], net),
             scheduled=build.get("schedule") is not None,
         )
+    choices = [Choice.of(replace(facts, workers=workers)) for workers in numbers]
+    most_workers = enough_workers(facts)
+    if as_json:
+        answer = {
+            "file": str(path),
+            "samples": facts.samples,
+            "choices": [asdict(choice) for choice in choices],
+            "learn_as_one": most_workers,
+        }
+        print(strict_json.dumps(answer, indent=2))
+        return
     lines = [["workers", "batch", "batches an epoch", "merged every", "by", "learns as one"]]
-    for workers in numbers:
-        of_workers = replace(facts, workers=workers)
-        batch = auto_batch(of_workers)
-        merge = auto_merge(of_workers, batch)
+    for choice in choices:
         lines.append(
             [
-                str(workers),
-                str(batch),
-                str(ceil(facts.samples / (batch * workers))),
-                f"{merge.every or 1} {merge.unit or 'epochs'}",
-                "the mean" if merge.outer_optimizer is None else "an outer step",
-                "yes" if learns_as_one(of_workers, batch) else "no",
+                str(choice.workers),
+                str(choice.batch_size),
+                str(choice.batches_per_epoch),
+                f"{choice.every} {choice.unit}",
+                "an outer step" if choice.outer_step else "the mean",
+                "yes" if choice.learns_as_one else "no",
             ]
         )
     print(f'{path}: {formatting.counted(facts.samples, "sample")}, merge = "auto"\n')
     print("\n".join(formatting.columns(lines, str.rjust)))
     print(
-        "\nMost workers, of 64, that should lose little against one in an epoch: "
-        f"{enough_workers(facts)}."
+        f"\nMost workers, of 64, that should lose little against one in an epoch: {most_workers}."
     )
     print("From a run of an epoch or two, this command also predicts the seconds of a round.")

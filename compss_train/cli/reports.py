@@ -4,13 +4,14 @@ import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils import files, imports, validation
+from compss_train._utils import files, imports, strict_json, validation
 from compss_train.cli.run_files import RunFolder, read_toml
 from compss_train.exceptions import BadFileError
-from compss_train.reports import advice, comparison, formatting, html, records
+from compss_train.reports import advice, comparison, formatting, html
 from compss_train.reports.history import History, configuration_path, save_figure
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -50,7 +51,10 @@ def compare(options: argparse.Namespace) -> int:
     for path in options.runs:
         file, history = read_history(path)
         compared.append(_compared(path, history, read_configuration(file)))
-    print(_format_table(comparison.comparison_table(compared), fit=True))
+    if options.json:
+        print_json([asdict(summary) for summary in comparison.summaries(compared)])
+    else:
+        print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
     if html.is_page(output):
@@ -60,20 +64,27 @@ def compare(options: argparse.Namespace) -> int:
         from compss_train.reports.plots import draw_comparison
 
         save_figure(draw_comparison(compared, options.against), output)
-    print(f"{formatting.counted(len(compared), 'run')} compared in {output}")
+    if not options.json:
+        print(f"{formatting.counted(len(compared), 'run')} compared in {output}")
     return 0
 
 
 def runs(options: argparse.Namespace) -> int:
-    """Print a line for each run in the folder and its subfolders of any depth, by name."""
+    """Print a line for each run in the folder and its subfolders of any depth, by name.
+
+    ``--json`` prints the objects of ``compare``.
+    """
     files = sorted(options.folder.rglob("history.jsonl"))
     if not files:
         raise FileNotFoundError(
             f"{options.folder}: this folder has no runs; name the one that holds their folders"
         )
+    listed = [_compared(file.parent, History.load(file), {}) for file in files]
+    if options.json:
+        print_json([asdict(comparison.summaries([run])[0]) for run in listed])
+        return 0
     rows = []
-    for file in files:
-        run = _compared(file.parent, History.load(file), {})
+    for run in listed:
         (row,) = comparison.comparison_table([run])
         rows.append({name: cell for name, cell in row.items() if not name.startswith("best ")})
     print(_format_table(rows))
@@ -116,7 +127,7 @@ def advise(options: argparse.Namespace) -> int:
     if options.run.suffix == ".toml":
         from compss_train.cli.planning import advise_before_run  # torch takes a second
 
-        advise_before_run(options.run, WORKERS)
+        advise_before_run(options.run, WORKERS, as_json=options.json)
         return 0
     path, history = read_history(options.run)
     try:
@@ -126,23 +137,31 @@ def advise(options: argparse.Namespace) -> int:
     processes = cost.processes
     if options.processes is not None:
         processes = validation.check_count("--processes", options.processes)
+    predictions = advice.predict(cost, sorted({*WORKERS, cost.workers}), processes)
+    limit = WORTH * min(prediction.seconds for prediction in predictions)
+    best = min(prediction.workers for prediction in predictions if prediction.seconds <= limit)
+    if options.json:
+        print_json(
+            {
+                "history": str(path),
+                "workers": cost.workers,
+                "processes": processes,
+                "samples": cost.samples,
+                "predictions": [asdict(prediction) for prediction in predictions],
+                "fastest": best,
+            }
+        )
+        return 0
     lines = [["workers ", "seconds a round", "samples/s", "not training"]]
-    seconds_by_workers = {}
-    for workers in sorted({*WORKERS, cost.workers}):
-        training, not_training = cost.seconds(workers, processes)
-        seconds = training + not_training
-        seconds_by_workers[workers] = seconds
-        is_measured = (workers, processes) == (cost.workers, cost.processes)
+    for prediction in predictions:
         lines.append(
             [
-                f"{workers}{'*' if is_measured else ' '}",
-                formatting.number(seconds),
-                formatting.speed(records.per_second(cost.samples, seconds)),
-                f"{records.per_second(not_training, seconds):.0%}",
+                f"{prediction.workers}{'*' if prediction.measured else ' '}",
+                formatting.number(prediction.seconds),
+                formatting.speed(prediction.samples_per_second),
+                f"{prediction.not_training:.0%}",
             ]
         )
-    limit = WORTH * min(seconds_by_workers.values())
-    best = min(workers for workers, seconds in seconds_by_workers.items() if seconds <= limit)
     print(
         f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} "
         "samples a round\n"
@@ -155,6 +174,11 @@ def advise(options: argparse.Namespace) -> int:
     )
     print("Not in these numbers: more workers need more epochs to the same accuracy.")
     return 0
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    print(strict_json.dumps(value, indent=2))
 
 
 def read_history(path: Path) -> tuple[Path, History]:

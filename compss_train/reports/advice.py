@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from compss_train.reports.records import Record
+from compss_train.reports.records import Record, per_second
 from compss_train.reports.timeline import round_totals, worker_intervals
 
 _ARITY = 8
@@ -42,6 +42,36 @@ class RoundCost:
         tasks = ceil(workers / processes)
         merge = self.merge * _reads(workers) / _reads(self.workers)
         return tasks * self.samples / workers * self.sample, merge + tasks * self.task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A round with a number of workers, as a cost predicts it or, if ``measured``, has been."""
+
+    workers: int
+    seconds: float
+    samples_per_second: float
+    not_training: float
+    """The share of the seconds in which no worker trains."""
+    measured: bool
+
+
+def predict(cost: RoundCost, numbers: Sequence[int], processes: int) -> list[Prediction]:
+    """Return the round with each number of workers, of which ``processes`` train at a time."""
+    predictions = []
+    for workers in numbers:
+        training, not_training = cost.seconds(workers, processes)
+        seconds = training + not_training
+        predictions.append(
+            Prediction(
+                workers=workers,
+                seconds=seconds,
+                samples_per_second=per_second(cost.samples, seconds),
+                not_training=per_second(not_training, seconds),
+                measured=(workers, processes) == (cost.workers, cost.processes),
+            )
+        )
+    return predictions
 
 
 def measured_cost(history: Sequence[Record]) -> RoundCost:

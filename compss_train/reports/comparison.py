@@ -48,7 +48,7 @@ class ComparedRun:
     """The contents of the run file, which sets ``build``; empty for a run without one."""
 
     @cached_property
-    def settings(self) -> dict[str, str]:
+    def setting_values(self) -> dict[str, Any]:
         """The settings by dotted names, such as ``build.optimizer.lr``."""
         of_file = flatten(dict(self.run_file))
         of_trainer = flatten(dict(self.configuration))
@@ -61,10 +61,15 @@ class ComparedRun:
         if PARAMETERS in of_trainer:
             values[PARAMETERS] = of_trainer[PARAMETERS]
         return {
-            name: number(value)
+            name: value
             for name, value in values.items()
             if name.partition("[")[0] not in _OF_EACH_RUN
         }
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The settings as tables show them."""
+        return {name: number(value) for name, value in self.setting_values.items()}
 
     @cached_property
     def measured(self) -> list[str]:
@@ -156,39 +161,109 @@ def _values(history: Sequence[Record], name: str) -> list[float]:
     return [measured_numbers(record).get(name, math.nan) for record in history]
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best value of a loss or metric, and its round."""
+
+    value: float
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run in a comparison: its state, the settings that differ, and what it reached."""
+
+    run: str
+    state: str
+    settings: Mapping[str, Any]
+    """By their shortest unique names; a run has those that it sets."""
+    rounds: int
+    epochs: int | None
+    last: Mapping[str, float]
+    """The last value of each loss and metric that it has."""
+    best: Mapping[str, Best]
+    seconds: float
+    """Seconds of training, without start-up."""
+    samples_per_second: float | None
+
+
+def summaries(runs: Sequence[ComparedRun]) -> list[RunSummary]:
+    """Return a summary of each run; times are without start-up."""
+    titles = _titles(differing(runs))
+    measured = dict.fromkeys(name for run in runs for name in run.measured)
+    return [_summary(run, titles, list(measured)) for run in runs]
+
+
+def _titles(names: Sequence[str]) -> dict[str, str]:
+    """Return the shortest unique title of each setting."""
+    short_names = [_short(name) for name in names]
+    titles = {}
+    for name, short_name in zip(names, short_names, strict=True):
+        titles[name] = short_name if short_names.count(short_name) == 1 else name
+    return titles
+
+
+def _summary(run: ComparedRun, titles: Mapping[str, str], measured: Sequence[str]) -> RunSummary:
+    """Return the summary of a run.
+
+    It has the settings in ``titles``, under their titles, and the losses and metrics in
+    ``measured``.
+    """
+    numbers = [measured_numbers(record) for record in run.history]
+    last = {}
+    best = {}
+    for name in measured:
+        values = [by_name[name] for by_name in numbers if name in by_name]
+        best_of_run = best_value(name, run.history)
+        if best_of_run is not None:
+            last[name] = values[-1]
+            best[name] = Best(*best_of_run)
+    seconds = sum(curves.training_seconds(run.history))
+    samples = sum(record["samples"] for record in run.history)
+    values_by_name = run.setting_values
+    return RunSummary(
+        run=run.name,
+        state=run.state,
+        settings={
+            title: values_by_name[name] for name, title in titles.items() if name in values_by_name
+        },
+        rounds=len(run.history),
+        epochs=epochs_of(run.history) or None,
+        last=last,
+        best=best,
+        seconds=seconds,
+        samples_per_second=samples / seconds if seconds else None,
+    )
+
+
 def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
     """Return a row for each run: its state, the settings that differ, and what it reached.
 
-    Of each loss and metric it has the last value, and the best one with its round; times are
-    without start-up.
+    Of each loss and metric it has the last value, and the best one with its round.
     """
-    names = differing(runs)
-    measured = dict.fromkeys(name for run in runs for name in run.measured)
-    return [_row(run, names, list(measured)) for run in runs]
+    settings = list(_titles(differing(runs)).values())
+    measured = list(dict.fromkeys(name for run in runs for name in run.measured))
+    return [_row(summary, settings, measured) for summary in summaries(runs)]
 
 
-def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
-    row = {"run": run.name}
-    if run.state:
-        row["state"] = run.state
-    short_names = [_short(name) for name in names]
-    for name, short_name in zip(names, short_names, strict=True):
-        is_unique = short_names.count(short_name) == 1
-        row[short_name if is_unique else name] = run.settings.get(name, MISSING)
-    row["rounds"] = number(len(run.history))
-    epochs = epochs_of(run.history)
-    if epochs:
-        row["epochs"] = number(epochs)
-    numbers = [measured_numbers(record) for record in run.history]
+def _row(summary: RunSummary, settings: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
+    row = {"run": summary.run}
+    if summary.state:
+        row["state"] = summary.state
+    for name in settings:
+        row[name] = number(summary.settings[name]) if name in summary.settings else MISSING
+    row["rounds"] = number(summary.rounds)
+    if summary.epochs:
+        row["epochs"] = number(summary.epochs)
     for name in measured:
-        values = [by_name[name] for by_name in numbers if name in by_name]
-        best = best_value(name, run.history)
-        row[name] = number(values[-1]) if values else MISSING
-        row[f"best {name}"] = MISSING if best is None else f"{number(best[0])}, round {best[1]}"
-    seconds = sum(curves.training_seconds(run.history))
-    samples = sum(record["samples"] for record in run.history)
-    row["time"] = duration(seconds)
-    row["samples/s"] = speed(samples / seconds) if seconds else MISSING
+        row[name] = number(summary.last[name]) if name in summary.last else MISSING
+        row[f"best {name}"] = MISSING
+        if name in summary.best:
+            best = summary.best[name]
+            row[f"best {name}"] = f"{number(best.value)}, round {best.round}"
+    row["time"] = duration(summary.seconds)
+    rate = summary.samples_per_second
+    row["samples/s"] = MISSING if rate is None else speed(rate)
     return row
 
 

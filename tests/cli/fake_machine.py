@@ -77,14 +77,15 @@ class FakeMachine:
             project, resources = write(self.folder / "files", nodes, install_dir=self.home)
             request = {"project": project, "resources": resources, **request}
         given = {
-            "engine": "compss",
             "project": None,
             "resources": None,
             "nodes": (),
             "python": "python3",
         }
         options = {**given, **request}
-        return {finding.name: finding for finding in examine(argparse.Namespace(**options))}
+        return {
+            finding.name: finding for finding in examine(argparse.Namespace(**options), "compss")
+        }
 
 
 def states(findings, *names):

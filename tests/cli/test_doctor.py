@@ -93,20 +93,23 @@ def test_output_and_exit_codes(machine, capsys):
         assert main(["doctor", *options]) == code
         return capsys.readouterr().out
 
-    answer = json.loads(printed("--json", code=0))
-    assert answer["ready"] is True
+    compss = ("--engine", "compss")
+    answer = json.loads(printed(*compss, "--json", code=0))
+    assert (answer["engine"], answer["ready"]) == ("compss", True)
     assert {
         "name": "numpy",
         "state": "ok",
         "found": metadata.version("numpy"),
         "advice": "",
     } in answer["findings"]
-    assert json.loads(printed("--json", "--nodes", "nowhere", code=1))["ready"] is False
-    lines = printed(code=0).splitlines()
+    # Nodes and files are those of COMPSs.
+    answer = json.loads(printed("--json", "--nodes", "nowhere", code=1))
+    assert (answer["engine"], answer["ready"]) == ("compss", False)
+    lines = printed(*compss, code=0).splitlines()
     assert lines[-1] == "The compss engine can run here."
     assert any(line.split() == ["ok", "numpy", metadata.version("numpy")] for line in lines)
     (machine.bin / "runcompss").unlink()
-    out = printed(code=1)
+    out = printed(*compss, code=1)
     assert "cannot run here yet: see runcompss." in out
     assert "not on the PATH; install COMPSs" in out
 

@@ -230,6 +230,41 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monke
     assert "1 run compared in c.html" in command("compare", fitted, "-o", "c.html").out
 
 
+def test_programs_read_what_runs_have_reached(run_file, fitted, command):
+    other = fitted.with_name("other")
+    command("fit", run_file, "--output", other, settings=["build.optimizer.lr=0.1"])
+    listed = json.loads(command("runs", "--json").out)
+    assert [(run["run"], run["state"], run["rounds"], run["epochs"]) for run in listed] == [
+        ("runs/other", "complete", 3, 3),
+        ("runs/small", "complete", 3, 3),
+    ]
+    output = command("compare", "runs/small", "runs/other", "--json", "-o", "c.html").out
+    compared = json.loads(output)
+    assert [run["settings"]["lr"] for run in compared] == [0.05, 0.1]
+    assert (run_file.parent / "c.html").exists()
+    history = History.load(fitted / "history.jsonl")
+    (small,) = [run for run in listed if run["run"] == "runs/small"]
+    assert small["last"]["val_loss"] == history[-1]["val_loss"]
+    losses = [record["val_loss"] for record in history]
+    assert small["best"]["val_loss"] == {
+        "value": min(losses),
+        "round": losses.index(min(losses)),
+    }
+    assert small["samples_per_second"] > 0
+
+
+def test_a_run_without_a_round_is_json_too(tmp_path, command):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/history.jsonl").touch()
+    (run,) = json.loads(command("runs", tmp_path, "--json").out)
+    assert (run["rounds"], run["epochs"], run["last"], run["samples_per_second"]) == (
+        0,
+        None,
+        {},
+        None,
+    )
+
+
 def test_runs_of_scripts_are_compared_by_their_settings(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
@@ -289,6 +324,13 @@ def test_a_run_file_says_how_many_workers_learn_as_one(run_file, command):
     assert list(table) == [1, 2, 4, 8, 16, 32, 64]
     assert [cells[-1] for cells in table.values()] == ["yes"] * 4 + ["no"] * 3
     assert "little against one in an epoch: 12." in output
+    answer = json.loads(command("advise", run_file, "--json").out)
+    assert answer["learn_as_one"] == 12
+    assert [choice["workers"] for choice in answer["choices"]] == list(table)
+    assert [choice["learns_as_one"] for choice in answer["choices"]] == [True] * 4 + [False] * 3
+    assert [str(choice["batch_size"]) for choice in answer["choices"]] == [
+        cells[1] for cells in table.values()
+    ]
 
 
 def test_a_history_says_what_a_round_takes(tmp_path, command):
@@ -303,3 +345,9 @@ def test_a_history_says_what_a_round_takes(tmp_path, command):
     more = command("advise", measured, "--processes", 64).out
     assert rows(more)[6][0] == "6"
     assert "where 64 train at a time: 32 workers." in more
+    answer = json.loads(command("advise", measured, "--json").out)
+    assert (answer["workers"], answer["processes"], answer["fastest"]) == (6, 6, 6)
+    (of_the_run,) = [row for row in answer["predictions"] if row["measured"]]
+    assert of_the_run["workers"] == 6
+    assert of_the_run["seconds"] == pytest.approx(0.8)
+    assert of_the_run["not_training"] == pytest.approx(0.25)
