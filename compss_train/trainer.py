@@ -51,6 +51,7 @@ from compss_train.training import description, first_batch, network_checks, resu
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.callback import AnyCallback
 from compss_train.training.callback_list import CallbackList, check_callbacks
+from compss_train.training.data_source import as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.fit_of_epochs import FitOfEpochs, prepare_fit
 from compss_train.training.inference import inference, validation_source, warn_of_problems
@@ -734,12 +735,51 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
         ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file includes the parameters'
         SHA-256. The file is complete or does not exist. Raises ``ValueError`` for other suffixes,
-        and for names such as ``"s3://..."``. To export to ONNX, give ``trainer.model()`` to
-        ``torch.onnx.export``.
+        and for names such as ``"s3://..."``. For programs without this package see ``export``.
         """
         if not is_remote(os.fspath(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model(averaged=averaged)))
+
+    @entry_point
+    def export(
+        self, path: str | os.PathLike[str], example: Any = None, *, averaged: bool = False
+    ) -> None:
+        """Write the trained network to a file for programs that need no ``compss_train``.
+
+        Before the file gets its name, it is read again, and its outputs on a few samples are
+        compared with those of ``predict``.
+
+        Parameters
+        ----------
+        path:
+            ``"net.onnx"`` for ONNX Runtime and others (extra ``onnx``), ``"net.pt2"`` for
+            ``torch.export.load``, both for batches of any size, or ``"net.safetensors"`` for the
+            weights alone, as ``save`` writes them.
+        example:
+            Samples as for ``predict``, of which the first 8 are used. ``None`` (default) takes
+            those of the last fit, where it was on arrays, frames or files.
+        averaged:
+            Whether to write the average of the parameters, as in ``model``.
+
+        The file takes float32, integers and so on as the network does: what ``transform`` and
+        ``collate`` do to samples, and autocast, is not in it.
+
+        Raises ``ValueError`` for other suffixes, without an example where one is needed, and for a
+        network that cannot be exported or whose outputs differ, and ``ModuleNotFoundError`` if
+        packages of the extra are missing.
+        """
+        from compss_train.training.exporting import export
+
+        spec = self._model.built.training_spec
+        spec.check_forward()
+        source = self._model.example
+        if example is not None:
+            source = as_data_source(example, None, 1, targets=False, floats=spec.float_dtype)
+            check_same_coding(self._model.coding, source, "the example")
+        if not is_remote(os.fspath(path)):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        export(Path(path), self.model(averaged=averaged), spec, source)
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint.

@@ -219,7 +219,7 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
     if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
         raise ValueError(
             f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder; "
-            "for torch.save and torch.onnx.export take the module, trainer.model()"
+            "trainer.export writes .onnx and .pt2, and torch.save takes trainer.model()"
         )
     path = Path(path)
     arrays = {

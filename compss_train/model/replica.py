@@ -124,6 +124,10 @@ class ModelReplica:
             # An error that its own frame holds would keep the batches' readers alive.
             failures.clear()
 
+    def as_taken(self, x: Any) -> Any:
+        """Return a transformed batch with the dtypes and formats that the network took last."""
+        return self._formatted(self._converted(x, _STAGES[self._stage]))
+
     def measure_loss(self, x: Any, y: Any, weight: torch.Tensor | None = None) -> StepResult:
         """Return the loss of the network's outputs for a transformed batch.
 

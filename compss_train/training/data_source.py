@@ -11,7 +11,7 @@ import torch
 
 from compss_train._utils.nested import leaves, places, template_of
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, as_tensor
+from compss_train.data.block import Block, as_tensor, copy_block
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
 from compss_train.data.coding import Coding, classes_key, columns_key, plain_classes
 from compss_train.data.columns import SINGLE, ColumnStructure, columns_of
@@ -21,13 +21,16 @@ from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
-from compss_train.data.remote_block import load_block
+from compss_train.data.remote_block import RemoteBlock, load_block
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.measurements import Measured
 from compss_train.training.pickling import check_picklable
+
+EXAMPLE_ROWS = 8
+"""Samples of an example."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,6 +118,23 @@ class DataSource:
         structure = replace(self.structure, y=None, weighted=False)
         columns = dict(islice(self.columns.items(), inputs))
         return replace(self, columns=columns, keys=self.keys[:inputs], structure=structure)
+
+    def example(self) -> Self | None:
+        """Return a copy of the first samples as one block, or the source itself if it is files.
+
+        ``None`` if samples have to be read, or are not in this process.
+        """
+        if self.dataset is not None:
+            return self
+        if self.reader is not None:
+            return None
+        columns = {}
+        for name, column in self.columns.items():
+            block = next(column.blocks())
+            if isinstance(block, RemoteBlock):
+                return None
+            columns[name] = as_blocked(copy_block(block[:EXAMPLE_ROWS]), 1, name)
+        return replace(self, columns=columns, index=None)
 
     def weighted(self, sample_weight: Any) -> Self:
         """Return this source for training, with a weight for each sample if the data have weights.

@@ -58,6 +58,10 @@ class FitOfEpochs(Fit):
             "profile": self._trace_file,
         }
 
+    def example(self) -> DataSource | None:
+        """Return the first inputs, or the files; ``None`` if reading them may be costly."""
+        return self.data.without_targets.example()
+
     @property
     def _trace_file(self) -> str | None:
         """The file that a callback writes traces to, if any."""

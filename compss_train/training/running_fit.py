@@ -55,6 +55,10 @@ class Fit(ABC):
             "callbacks": [name for name in names if not name.startswith("_")],
         }
 
+    def example(self) -> DataSource | None:
+        """Return a few inputs of the fit, or files; ``None`` if that would be costly."""
+        return None
+
     @property
     def save(self) -> Study | None:
         """The save that belongs to the last record, if any."""

@@ -178,6 +178,7 @@ class Session:
                 raise
             finally:
                 model.last_fit = fit.described
+                model.example = fit.example()
                 model.fit = None
 
     def publish(self, job: Job) -> Ref:

@@ -11,6 +11,7 @@ from compss_train.model import parameters as params
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
 from compss_train.training.running_fit import Fit, FitRun
 
@@ -44,6 +45,8 @@ class TrainedModel:
         self.history = History()
         self.last_fit: dict[str, Any] | None = None
         """The description of the last fit that has ended."""
+        self.example: DataSource | None = None
+        """A few inputs of the last fit, or its files, which an export traces the network with."""
         self.coding: Coding = {}
         """What the numbers of the last fit's data meant."""
         self.stopped: str | None = None

@@ -1,6 +1,6 @@
 """The tasks without gradients: ``evaluate`` and ``predict``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +122,19 @@ def try_collate(job: Job, parameters: Parameters, values: Sequence[Any], work: W
         next(_without_targets(replica, source_of(job, work, values)), None)
 
 
+def first_inputs(
+    job: Job, parameters: Parameters, values: Sequence[Any], work: Work
+) -> tuple[Any, Any]:
+    """Return what the network gets of the first batch of a prediction, and its outputs."""
+    with random_state(0, work.device), torch.no_grad():
+        replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        transform = _Transform(replica)
+        batch = next(_without_targets(replica, source_of(job, work, values)))
+        x = transform(batch.x)
+        outputs = _output(replica, batch._replace(x=x), lambda transformed: transformed)
+        return replica.as_taken(x), outputs
+
+
 @retry_without_gpu_rows
 def predict(
     job: Job, parameters: Parameters, values: Sequence[Any], work: Work
@@ -139,7 +152,7 @@ def predict(
         return outputs, Measured(warnings=transform.warnings, conversions=conversions)
 
 
-def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
+def _output(replica: ModelReplica, batch: Batch, transform: Callable[[Any], Any]) -> Any:
     """Return the outputs of a batch: an array, or the network's tuples, lists and dicts of them."""
     with replica.annotate_errors(batch.x), replica.autocast():
         output = replica.predict(transform(batch.x))

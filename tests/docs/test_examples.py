@@ -27,6 +27,7 @@ PRINTED = {
     "docs/training-options.md": r"^\[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0\]\n1\n",
     "docs/models.md": r"^\['accuracy', 'sparsity', 'val_accuracy'\]\n"
     r"\{'like': \(400, 2\), 'stars': \(400,\)\}\n$",
+    "docs/export.md": r"^torch.Size\(\[3, 2\]\)\n$",
     "docs/learning.md": r"^25 5 batches average None",
     "docs/from-dislib.md": r"^\{'loss': 0\.\d+\}\n$",
     "docs/from-djl-and-partially-shuffle.md": r"^\[-0\.2 -0\.2\]\n$",

@@ -1,0 +1,219 @@
+"""``export``: writes a trained network for programs that need no ``compss_train``.
+
+The written file runs before it gets its name, and its outputs must be those of ``predict``.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train._utils.files import atomic_path
+from compss_train._utils.imports import import_optional
+from compss_train._utils.nested import leaves, rebuilt
+from compss_train.data.block_passes import BlockPass
+from compss_train.model import copies
+from compss_train.model import parameters as params
+from compss_train.model.devices import IN_PROCESS
+from compss_train.model.replica import outputs
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.training.data_source import EXAMPLE_ROWS, DataSource
+from compss_train.training.inference import first_batch, one_batch
+from compss_train.worker.inference import first_inputs
+
+TRACED_ROWS = 2
+"""Samples of the batch that the network is traced with; with one, torch would fix the size."""
+
+TOLERANCE = 1e-3
+"""By how much outputs may differ, as a share of the largest one."""
+
+HALF_TOLERANCE = 2e-2
+"""The same for networks in bfloat16 or float16."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A batch of samples, as the network gets it, and its outputs in ``predict``."""
+
+    samples: int
+    x: Any
+    output: Any
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Two calls of a network, with different numbers of samples."""
+
+    traced: Call
+    """The call that the network is traced with."""
+    compared: Call
+    """The call whose outputs the written network must have."""
+    padded: bool
+    """Whether samples may be padded to other lengths than in these calls."""
+
+
+def export(path: Path, net: nn.Module, spec: TrainingSpec, example: DataSource | None) -> None:
+    """Write a network in evaluation mode to a file, in the format of its suffix.
+
+    ``example`` are samples to trace it with, and to compare its outputs on; weights can be written
+    without. Raises ``ValueError`` for other suffixes, without an example where one is needed, and
+    for a network that cannot be exported or whose outputs differ.
+    """
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"cannot export to {path.name!r}; use the suffix {', '.join(_WRITERS)}")
+    if path.suffix == ".onnx":
+        _onnx_package("onnxscript")
+        _onnx_package("onnxruntime")
+    calls = None
+    if example is not None:
+        calls = _calls(net, replace(spec, precision="fp32"), example)
+    elif path.suffix != ".safetensors":
+        raise ValueError(
+            "export needs some samples to trace the network with, and the last fit left none: give "
+            "example=, such as x[:8], samples as for predict"
+        )
+    with atomic_path(path) as unfinished, torch.no_grad():
+        written = _WRITERS[path.suffix](unfinished, net, calls)
+        if calls is not None:
+            _check_outputs(path.name, written(calls.compared.x), calls.compared.output)
+
+
+def _calls(net: nn.Module, spec: TrainingSpec, example: DataSource) -> Calls:
+    """Return two calls of the network on the first samples."""
+    arrays = params.from_module(net)
+    traced = _call(spec, arrays, example, TRACED_ROWS)
+    compared = _call(spec, arrays, example, EXAMPLE_ROWS)
+    padded = example.structure.ragged or example.reader is not None or spec.collate is not None
+    return Calls(traced, compared, padded=padded)
+
+
+def _call(spec: TrainingSpec, arrays: params.Parameters, example: DataSource, rows: int) -> Call:
+    """Return a call of the network on a number of the first samples; a single one is repeated."""
+    work = first_batch(example, 0, rows)
+    if example.dataset is None:
+        numbers = np.arange(rows) % example.sizes[0]
+        block_pass = BlockPass(0, 0, rows, sample_numbers=numbers)
+        work = replace(work, block_passes=(block_pass,), starts=(0,))
+    with IN_PROCESS:
+        x, output = first_inputs(one_batch(spec, example), arrays, example.load(0), work)
+    for part in leaves(x):
+        if not isinstance(part, torch.Tensor):
+            raise ValueError(
+                f"the network gets a {type(part).__name__}, and an exported one takes tensors "
+                "only: pad sequences in collate=, and give the network their lengths"
+            )
+    return Call(work.samples, x, output)
+
+
+def _dynamic_shapes(calls: Calls) -> Any:
+    """Return which dimensions of the inputs may differ, for ``torch.export.export``."""
+    batch = torch.export.Dim("batch")
+    batch_sizes = (calls.traced.samples, calls.compared.samples)
+    shapes = []
+    for part, other in zip(leaves(calls.traced.x), leaves(calls.compared.x), strict=True):
+        dimensions = {}
+        for number, sizes in enumerate(zip(part.shape, other.shape, strict=True)):
+            if sizes == batch_sizes:
+                dimensions[number] = batch
+            elif sizes[0] != sizes[1] or calls.padded:
+                dimensions[number] = torch.export.Dim.AUTO
+        shapes.append(dimensions)
+    x = calls.traced.x
+    return rebuilt(x if isinstance(x, dict | tuple | list) else (x,), shapes)
+
+
+def _program(net: nn.Module, calls: Calls) -> torch.export.ExportedProgram:
+    """Return the network as a graph that takes batches of any size."""
+    x = calls.traced.x
+    args: tuple[Any, ...] = (x,)
+    kwargs: dict[str, Any] = {}
+    if isinstance(x, dict):
+        args = ()
+        kwargs = x
+    elif isinstance(x, tuple | list):
+        args = tuple(x)
+    try:
+        return torch.export.export(
+            net, args, kwargs, dynamic_shapes=_dynamic_shapes(calls), strict=False
+        )
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{type(net).__name__} cannot be exported: {reason} An exported network is a graph for "
+            "batches of any size: forward must not depend on a fixed size of batches, nor choose "
+            "by values of tensors in Python"
+        ) from error
+
+
+def _write_onnx(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any]:
+    """Write a network by torch's exporter; return a function that runs the file."""
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's own
+        exported: Any = torch.onnx.export(_program(net, calls), dynamo=True, verbose=False)
+    exported.save(path, external_data=False)
+    session = _onnx_package("onnxruntime").InferenceSession(
+        path, providers=["CPUExecutionProvider"]
+    )
+    names = [value.name for value in session.get_inputs()]
+
+    def run(x: Any) -> Any:
+        arrays = [part.numpy() for part in leaves(x)]
+        if isinstance(x, dict) and set(names) <= x.keys():
+            arrays = [x[name].numpy() for name in names]
+        return session.run(None, dict(zip(names, arrays, strict=True)))
+
+    return run
+
+
+def _write_program(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any]:
+    """Write an exported program; return a function that runs the file."""
+    torch.export.save(_program(net, calls), path)
+    written = torch.export.load(path).module()
+    return lambda x: outputs(written, x)
+
+
+def _write_weights(path: Path, net: nn.Module, calls: Calls | None) -> Callable[[Any], Any]:
+    """Write a network's weights; return a copy of the network that has read them."""
+    params.save(path, params.from_module(net))
+    written = copies.copy_network(net).eval()
+    params.load_into(written, params.load(path))
+    return lambda x: outputs(written, x)
+
+
+_WRITERS: dict[str, Callable[[Path, nn.Module, Any], Callable[[Any], Any]]] = {
+    ".onnx": _write_onnx,
+    ".pt2": _write_program,
+    ".safetensors": _write_weights,
+}
+"""What writes a network, by the suffix of its file."""
+
+
+def _onnx_package(name: str) -> Any:
+    return import_optional(name, extra="onnx", needed_by="export to ONNX")
+
+
+def _check_outputs(name: str, written: Any, expected: Any) -> None:
+    """Raise ``ValueError`` unless outputs of a written network are those of ``predict``."""
+    for output, array in zip(leaves(written), leaves(expected), strict=True):
+        tensor = torch.as_tensor(output)
+        is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+        tolerance = HALF_TOLERANCE if is_half else TOLERANCE
+        values = np.asarray(tensor.double() if is_half else tensor)
+        largest = float(np.abs(array).max(initial=0))
+        if values.shape != array.shape or not np.allclose(
+            values, array, rtol=0, atol=tolerance * largest, equal_nan=True
+        ):
+            difference = "in shape"
+            if values.shape == array.shape:
+                difference = (
+                    f"by {np.abs(values - array).max():.3g}, with outputs up to {largest:.3g}"
+                )
+            raise ValueError(
+                f"{name} was not written: its outputs differ from those of predict {difference}. "
+                "Does forward draw random numbers in evaluation mode, or choose by values of "
+                "tensors?"
+            )

@@ -1,0 +1,180 @@
+"""Exported networks have the outputs of ``predict``, for batches of any size and any kind of x."""
+
+import gc
+import weakref
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import compss_train
+from compss_train import DistributedTrainer, FileDataset, Merge
+from compss_train.data import write_files
+from tests.helpers.models import SGD, classification, mlp
+
+X, Y = classification()
+FIT = {"num_epochs": 1, "batch_size": 20, "progress": False}
+
+
+def trained(net, x=X, y=Y, **options):
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(net, SGD, "cross_entropy", **options)
+    trainer.fit(x, y, **FIT)
+    return trainer
+
+
+def onnx_outputs(path, x):
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    values = x if isinstance(x, dict) else {session.get_inputs()[0].name: x}
+    return session.run(None, values)[0]
+
+
+def program_outputs(path, x):
+    program = torch.export.load(path).module()
+    if isinstance(x, dict):
+        named = {name: torch.from_numpy(part) for name, part in x.items()}
+        return program(**named).detach().numpy()
+    return program(torch.from_numpy(x)).detach().numpy()
+
+
+RUNNERS = {".onnx": onnx_outputs, ".pt2": program_outputs}
+
+
+@pytest.fixture(params=list(RUNNERS))
+def suffix(request):
+    if request.param == ".onnx":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    return request.param
+
+
+def assert_as_predicted(trainer, path, x, **options):
+    trainer.export(path, **options)
+    outputs = RUNNERS[path.suffix](path, x)
+    predicted = trainer.predict(x, averaged=options.get("averaged", False))
+    np.testing.assert_allclose(outputs, predicted, rtol=1e-4, atol=1e-5)
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, number):
+        return X[number], Y[number]
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user = nn.Embedding(20, 8)
+        self.item = nn.Linear(4, 8)
+
+    def forward(self, item, user):
+        return (self.user(user) * self.item(item))[:, :2]
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.embedding(x).mean(dim=1))
+
+
+def test_dropout_is_off_and_batches_have_any_size(tmp_path, suffix):
+    net = nn.Sequential(mlp(), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    trainer = trained(net)
+    for rows in (1, 2, 77):
+        assert_as_predicted(trainer, tmp_path / f"net{suffix}", X[:rows])
+
+
+def test_several_inputs_by_name(tmp_path, suffix):
+    rng = np.random.default_rng(0)
+    x = {
+        "user": rng.integers(0, 20, 60),
+        "item": rng.normal(size=(60, 4)).astype(np.float32),
+    }
+    trainer = trained(Towers(), x, rng.integers(0, 2, 60))
+    assert_as_predicted(trainer, tmp_path / f"net{suffix}", x)
+
+
+def test_padded_sequences_have_any_length(tmp_path, suffix):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 20, size=rng.integers(3, 9)) for _ in range(60)]
+    trainer = trained(Mean(), texts, rng.integers(0, 2, 60))
+    assert_as_predicted(trainer, tmp_path / f"net{suffix}", rng.integers(1, 20, size=(5, 40)))
+
+
+@pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
+def test_the_example_is_of_the_last_fit_or_as_for_predict(tmp_path):
+    path = tmp_path / "net.pt2"
+    frame = pd.DataFrame(X.astype(np.float64))
+    trained(mlp(), frame).export(path)
+    trainer = trained(mlp(), X.astype(np.float64))
+    assert_as_predicted(trainer, path, X)
+    files = write_files(tmp_path / "files", {"x": X, "y": Y}, rows=30)
+    assert_as_predicted(trained(mlp(), FileDataset(files), None), path, X)
+    for example in (X[:1], X, torch.from_numpy(X[:5])):
+        assert_as_predicted(trainer, path, X, example=example)
+
+
+def test_an_example_is_needed_where_the_last_fit_left_none(tmp_path, raises):
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with raises(ValueError, "example=, such as x[:8]"):
+        trainer.export(tmp_path / "net.pt2")
+    trainer.export(tmp_path / "net.safetensors")
+    trainer.export(tmp_path / "net.pt2", X)
+    trainer.fit(Pairs(), **FIT)
+    with raises(ValueError, "example=, such as x[:8]"):
+        trainer.export(tmp_path / "net.pt2")
+    trainer.export(tmp_path / "net.pt2", Pairs())
+
+
+def test_a_fit_keeps_few_samples_and_no_array_alive():
+    x = X.copy()
+    alive = weakref.ref(x)
+    trainer = trained(mlp(), x)
+    del x
+    gc.collect()
+    assert alive() is None, trainer
+
+
+def test_weights_and_averages(tmp_path):
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    trainer.fit(X, Y, merge=Merge(averaging=0.9), **{**FIT, "num_epochs": 3})
+    assert_as_predicted(trainer, tmp_path / "net.pt2", X, averaged=True)
+    trainer.export(tmp_path / "net.safetensors", averaged=True)
+    net = compss_train.load(tmp_path / "net.safetensors", mlp())
+    with torch.no_grad():
+        outputs = net(torch.from_numpy(X)).numpy()
+    np.testing.assert_allclose(outputs, trainer.predict(X, averaged=True), rtol=1e-5, atol=1e-6)
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x) + torch.rand(1)
+
+
+class Branching(Noisy):
+    def forward(self, x):
+        return self.net(x) if x.sum() > 0 else -self.net(x)
+
+
+def test_networks_that_do_something_else_are_not_written(tmp_path, raises):
+    with pytest.raises(ValueError, match=r"outputs differ from those of predict by"):
+        trained(Noisy()).export(tmp_path / "net.pt2")
+    with raises(ValueError, "Branching cannot be exported"):
+        trained(Branching()).export(tmp_path / "net.pt2")
+    with raises(ValueError, "net.pth"):
+        trained(mlp()).export(tmp_path / "net.pth")
+    assert not list(tmp_path.iterdir())
