@@ -179,13 +179,29 @@ def cnn() -> nn.Module:
     )
 
 
+def wide_mlp() -> nn.Module:
+    """10 million parameters."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 2240),
+        nn.ReLU(),
+        nn.Linear(2240, 2240),
+        nn.ReLU(),
+        nn.Linear(2240, 1440),
+        nn.ReLU(),
+        nn.Linear(1440, 10),
+    )
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn}
+ALL_NETWORKS = {**NETWORKS, "wide MLP": wide_mlp}
+"""Those of single benchmarks, too."""
 
 
 def network(name: str, seed: int) -> nn.Module:
     """Return the named network with the parameters of a seed, the same for all contestants."""
     torch.manual_seed(seed)
-    return NETWORKS[name]()
+    return ALL_NETWORKS[name]()
 
 
 def accuracy(outputs: torch.Tensor | NDArray[Any], labels: NDArray[np.int64]) -> float:

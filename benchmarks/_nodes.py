@@ -5,6 +5,7 @@ They need root and iproute2.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -173,6 +174,15 @@ class Network:
             # A process that ends a moment later: an empty group costs nothing.
             with suppress(OSError):
                 self._groups.pop().rmdir()
+
+
+def link_bytes(switch: str) -> tuple[list[float], list[float]]:
+    """Return how many bytes each node has sent and received; a switch's ports count them."""
+    command = ("ip", "-json", "-stats", "-netns", switch, "link", "show", "type", "veth")
+    ports = sorted(json.loads(_run(*command)), key=lambda port: str(port["ifname"]))
+    sent = [float(port["stats64"]["rx"]["bytes"]) for port in ports]
+    received = [float(port["stats64"]["tx"]["bytes"]) for port in ports]
+    return sent, received
 
 
 def _run(*command: str) -> str:

@@ -7,8 +7,6 @@ Needs root.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +23,7 @@ import _peers as peers
 import torch
 from _applications import call, has_compss
 from _common import BATCH, NETWORKS, Images, spread
-from _nodes import LINK, Fit, Network, compss_in, nodes_of, ray_in, skip_without_network
+from _nodes import LINK, Fit, Network, compss_in, link_bytes, nodes_of, ray_in, skip_without_network
 from _peers import DDP, MERGING, PEERS, PLAIN
 from torch import distributed, nn
 
@@ -166,10 +164,8 @@ class _Clock:
     def _megabytes(self) -> list[float]:
         if not self._switch:
             return []
-        command = ["ip", "-json", "-stats", "-netns", self._switch, "link", "show", "type", "veth"]
-        links = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        links.sort(key=lambda link: str(link["ifname"]))
-        return [link["stats64"]["rx"]["bytes"] / 1e6 for link in links]
+        sent, _ = link_bytes(self._switch)
+        return [of_node / 1e6 for of_node in sent]
 
     def stop(self) -> None:
         """Note the end of an epoch."""
