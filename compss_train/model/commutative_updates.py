@@ -28,6 +28,7 @@ def apply_delta(
     count: float,
     total: int,
     buffers: Collection[str] = (),
+    kept: Collection[str] = (),
 ) -> MergedParameters:
     """Return the parameters after merging a worker with ``count`` of a round's ``total`` samples.
 
@@ -35,14 +36,17 @@ def apply_delta(
     commute, so that their order changes rounding only. The names in ``buffers`` are statistics,
     which may shrink faster than a stale base allows (a variance would become negative), so they are
     interpolated towards the worker's instead: with one update from each worker to the weighted mean
-    in any order, later by count/total. Integers take the maximum.
+    in any order, later by count/total. Integers take the maximum. The names in ``kept``, and those
+    that the worker does not bring, stay as they are.
     """
     samples = getattr(current, "samples", 0) + count
     merged = MergedParameters()
     merged.samples = samples
     for name, array in current.items():
-        trained_array: Any = trained[name]
-        if array.dtype.kind not in "fc":
+        trained_array: Any = trained.get(name)
+        if trained_array is None or name in kept:
+            merged[name] = array
+        elif array.dtype.kind not in "fc":
             merged[name] = np.maximum(array, trained_array)
         elif name in buffers:
             fraction = count / max(1, min(samples, total))
@@ -60,11 +64,19 @@ def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDAr
     wide = np.result_type(before.dtype, np.float64)
     if isinstance(after, CompressedChange):
         return after[:].astype(wide).reshape(after.shape)
-    return np.asarray(np.subtract(after, before, dtype=wide))
+    try:
+        with np.errstate(invalid="raise"):
+            return np.asarray(np.subtract(after, before, dtype=wide))
+    except FloatingPointError:  # infinities, which differ by nothing from themselves
+        difference = np.zeros(before.shape, wide)
+        np.subtract(after, before, out=difference, where=np.asarray(after != before))
+        return difference
 
 
 def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) -> NDArray[Any]:
     """Return (1 - fraction) · array + fraction · trained."""
+    if fraction == 1 and not np.isfinite(array).all():  # infinities that count nothing
+        return np.array(trained, array.dtype)
     mean = np.multiply(array, 1 - fraction, dtype=np.result_type(array.dtype, np.float64))
     mean += np.multiply(trained, fraction, dtype=mean.dtype)
     return np.asarray(mean).astype(array.dtype, copy=False)
@@ -73,11 +85,14 @@ def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) ->
 def halve(current: Parameters, trained: Parameters) -> Parameters:
     """Return (current + trained) / 2, dislib's commutative rule.
 
-    It gives half of the weight to the last worker. Integers take the maximum.
+    It gives half of the weight to the last worker. Integers take the maximum. What the worker does
+    not bring stays as it is.
     """
     merged = {}
     for name, array in current.items():
-        if array.dtype.kind in "fc":
+        if name not in trained:
+            merged[name] = array
+        elif array.dtype.kind in "fc":
             merged[name] = _interpolate(array, trained[name], 0.5)
         else:
             merged[name] = np.maximum(array, trained[name])

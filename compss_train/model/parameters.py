@@ -181,9 +181,36 @@ def first_not_finite(parameters: Parameters) -> str | None:
     return None
 
 
-def check_finite(parameters: Parameters) -> None:
-    """Raise ``ValueError`` naming the first array with a NaN or infinite value."""
-    name = first_not_finite(parameters)
+def first_diverged(after: Parameters, before: Parameters) -> str | None:
+    """Return the name of the first array that has become NaN or infinite, or ``None``.
+
+    What was so before may stay so: masks of minus infinity, or minima that begin at infinity.
+    """
+    for name, array in after.items():
+        if array.dtype.kind not in "fc" or np.isfinite(array).all():
+            continue
+        for is_kind in (np.isnan, np.isinf):
+            if is_kind(array).any() and not is_kind(before[name]).any():
+                return name
+    return None
+
+
+def has_same_bits(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Return whether two arrays of one shape and dtype are the same, also in NaN and signs of 0."""
+    if first is second or not first.size:
+        return True
+    if first.item(0) != second.item(0) and first.item(0) == first.item(0):
+        return False  # as of most arrays that have changed
+    return first.tobytes() == second.tobytes()
+
+
+def check_finite(parameters: Parameters, net: nn.Module) -> None:
+    """Raise ``ValueError`` naming the first trained parameter with a NaN or infinite value.
+
+    Buffers and frozen parameters of the network may have some.
+    """
+    trained = (name for name, weight in net.named_parameters() if weight.requires_grad)
+    name = first_not_finite({name: parameters[name] for name in trained if name in parameters})
     if name is not None:
         raise ValueError(
             f"parameter {name!r} has NaN or infinite values before training; initialise the "

@@ -121,7 +121,7 @@ class OnlineFit(Fit, FitRun):
                 checkpoint = resuming.find_checkpoint(resume, self.callbacks.callbacks)
             if checkpoint is not None:
                 self._go_on_from(checkpoint)
-            params.check_finite(model.parameters)
+            params.check_finite(model.parameters, model.built.training_spec.net)
             model.resumed_from = None if checkpoint is None else checkpoint.path
             if self.study is not None and self.study.is_complete:
                 self._warn_of_end(self.study)
@@ -241,7 +241,7 @@ class OnlineFit(Fit, FitRun):
         return GlobalParameters(
             self.session,
             self.session.model.parameters,
-            self.options.merge.outer_optimizer,
+            self.options.merge,
             saved=None if self.study is None else self.study.server,
         )
 

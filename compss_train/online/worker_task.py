@@ -129,7 +129,9 @@ class OnlineWorker:
         self._base = self._exchange.pull(self._server)
         """The global parameters from which the worker has continued last."""
         batching = Batching(size=self._batch_size)
-        self._training = Job(spec=training_spec, batching=batching, seed=job.seed)
+        self._training = Job(
+            spec=training_spec, batching=batching, seed=job.seed, buffers=self._exchange.buffers
+        )
         self._learner = self._make_learner(state, moments)
         self._losses = self._make_losses(saved_buffer)
         self._buffer = self._make_buffer(saved_buffer)
@@ -268,7 +270,7 @@ class OnlineWorker:
             self._server,
             self._number,
             self._base,
-            trained=self._learner.finish(),
+            trained=self._learner.finish(self._base),
             share=1 / self._job.num_workers,
         )
         self._continue_from_global()
@@ -276,7 +278,10 @@ class OnlineWorker:
 
     def _continue_from_global(self) -> None:
         self._base = self._exchange.pull(self._server)
-        params.load_into(self._learner.replica.net, self._base)
+        net = self._learner.replica.net
+        kept = self._exchange.buffers.worker
+        current = params.to_arrays({name: net.get_buffer(name) for name in kept})
+        params.load_into(net, {**self._base, **current})
 
     # Reports
 

@@ -25,6 +25,7 @@ from compss_train.training.presets import (
     published_merge,
 )
 from compss_train.worker.callbacks import WorkerCallback
+from compss_train.worker.merging.buffers import NO_BUFFER_RULES, BufferRules
 from compss_train.worker.work import Job, Residency
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
@@ -234,6 +235,7 @@ class FitOptions:
         *,
         callbacks: Sequence[WorkerCallback] = (),
         resident: Residency | None = None,
+        buffers: BufferRules = NO_BUFFER_RULES,
     ) -> Job:
         """Return what all tasks that train on these samples share."""
         mixing = self.shuffle if isinstance(self.shuffle, PartialShuffle) else None
@@ -252,6 +254,7 @@ class FitOptions:
             counts_samples=self.merge.quorum == 0,
             optimizer_state=self.merge.optimizer_state or "keep",
             averaging=self.merge.decay("steps"),
+            buffers=buffers,
             dtype=self.merge.dtype,
             callbacks=callbacks,
             resident=resident,

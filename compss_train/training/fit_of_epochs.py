@@ -183,6 +183,8 @@ def prepare_fit(
     if options.validation_data is not None:
         validation = _validation_data(session, options.validation_data, data)
     _check_merge(options.merge, spec)
+    if options.merge.buffers is not None:
+        session.buffer_rules(options.merge)  # raises if they do not suit the network
     options.merge.check_workers(min(data.shares(options.order), session.num_workers))
     if callbacks.weighs:
         options.merge.check_merges_several()
@@ -202,7 +204,8 @@ def prepare_fit(
     if checkpoint is not None:
         fit = _resumed(fit, checkpoint)
     data_checks.check_epochs(options, fit.epochs, blocks=len(data.sizes))
-    params.check_finite(model.parameters if checkpoint is None else checkpoint.snapshot.parameters)
+    begun = model.parameters if checkpoint is None else checkpoint.snapshot.parameters
+    params.check_finite(begun, spec.net)
     for note in data.notes:
         warn_once(note)
     return fit

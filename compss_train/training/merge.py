@@ -15,6 +15,7 @@ from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.network_checks import check_outer_optimizer
+from compss_train.worker.merging.buffers import BufferRule
 from compss_train.worker.merging.rules import Mean, MergeRule, Trimmed
 from compss_train.worker.work import OptimizerState
 
@@ -82,6 +83,14 @@ class Merge:
         three, ``trim`` is above 0 and below 0.5, 0.1 by default (Yin et al. 2018, arXiv
         1803.01498); a ``MergeRule`` of your own; or, for commutative merging, dislib's
         ``"halving"``, (global + worker) / 2, which implies ``quorum=0``.
+    buffers:
+        How buffers of the state_dict merge that are no statistics, by patterns of dotted names or
+        their prefixes, of which the last that matches counts: ``{"queue": "worker", "*.peak":
+        "max"}``. ``"worker"``: each worker keeps its own, such as a queue of keys, and the global
+        parameters have worker 0's; ``"first"``: that of the first worker in the merge (not where
+        each merges by itself); ``"max"``: the maximum of each element; ``"mean"``: the mean by
+        samples. By default floats have the mean, and integers the maximum. A buffer that no worker
+        has changed keeps its bits. ``None`` (default) for none.
     quorum:
         For commutative merging: the share of the training workers that a merge needs, rounded down,
         but at least one worker; ``None`` (default) for 0.75. Workers that merge together start
@@ -111,6 +120,7 @@ class Merge:
     dtype: MergeDtype | None = None
     rule: RuleName | MergeRule | None = None
     trim: float | None = None
+    buffers: Mapping[str, BufferRule] | None = None
     quorum: float | None = None
     grace: Grace | None = None
 
@@ -151,6 +161,8 @@ class Merge:
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), (*choices, None))
         self._check_rule()
+        if self.buffers is not None:
+            self._check_buffers(self.buffers)
         if self.every is not None and not callable(self.every):
             check_count("every", self.every, least=0)
         if self.outer_optimizer is not None:
@@ -190,6 +202,15 @@ class Merge:
                 "it out, or give that rule"
             )
 
+    def _check_buffers(self, buffers: object) -> None:
+        if not isinstance(buffers, Mapping):
+            raise TypeError(
+                f"buffers={buffers!r}: give a dict from patterns of names to rules, such as "
+                "{'queue': 'worker'}"
+            )
+        for pattern, rule in buffers.items():
+            check_choice(f"buffers[{pattern!r}]", rule, get_args(BufferRule))
+
     def _check_together(self, kind: str) -> None:
         """Raise ``ValueError`` for options that this kind of merge does not support."""
         if kind == "parameter_server":
@@ -212,6 +233,13 @@ class Merge:
                 f"rule={self.rule!r} needs what several workers trained, and {alone} merges each "
                 "worker by itself, as it arrives: take kind 'synchronous', or 'commutative' with a "
                 "quorum above 0"
+            )
+        is_alone = kind == "parameter_server" or self.quorum == 0 or self.rule == "halving"
+        if is_alone and "first" in (self.buffers or {}).values():
+            raise ValueError(
+                f"buffers={self.buffers!r}: 'first' needs several workers that merge together, and "
+                "here each merges by itself: give 'worker', of which the global parameters have "
+                "worker 0's"
             )
         if self.rule != "halving" and self.quorum != 0:
             return

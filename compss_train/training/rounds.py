@@ -42,6 +42,7 @@ from compss_train.training.schedules.synchronous import SynchronousSchedule
 from compss_train.training.stopping import TICK
 from compss_train.training.training_state import States, TrainingState
 from compss_train.worker.gpu_rows import rows_on_gpus
+from compss_train.worker.merging.buffers import NO_BUFFER_RULES
 from compss_train.worker.work import Residency
 
 _LOG = logging.getLogger(__name__)
@@ -148,12 +149,14 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
         share=session.resources.gpus,
         idle_seconds=IDLE_SECONDS,
     )
+    merge = fit.merge
     job = fit.options.job(
         fit.data,
         session.model.built.training_spec.weightless(),
         session.model.seed,
         callbacks=fit.callbacks.in_workers,
         resident=resident,
+        buffers=NO_BUFFER_RULES if merge.buffers is None else session.buffer_rules(merge),
     )
     return session.publish(job)
 

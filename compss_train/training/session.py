@@ -15,6 +15,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TensorNames
 from compss_train.training import unfinished
+from compss_train.training.merge import Merge
 from compss_train.training.merged import Merged
 from compss_train.training.pickling import check_picklable
 from compss_train.training.running_fit import Fit
@@ -26,6 +27,7 @@ from compss_train.training.training_state import (
     States,
     TrainingState,
 )
+from compss_train.worker.merging.buffers import BufferRules
 from compss_train.worker.state import WorkerState
 from compss_train.worker.work import Job
 
@@ -115,6 +117,13 @@ class Session:
     def names(self) -> TensorNames:
         """The names of the network's tensors."""
         return self.model.built.training_spec.names
+
+    def buffer_rules(self, merge: Merge) -> BufferRules:
+        """Return how buffers merge that are no statistics.
+
+        Raises ``ValueError`` for rules that the network's buffers do not suit.
+        """
+        return BufferRules.of(merge.buffers, self.names, self.model.parameters)
 
     def device(self, worker: int) -> str:
         """Return the device of a worker."""

@@ -260,12 +260,14 @@ class Learner:
             kept |= changed_attributes(self._new_optimizer_attributes, optimizer, worker)
         return kept or None
 
-    def finish(self, measured: Measured | None = None) -> params.Parameters:
+    def finish(
+        self, before: params.Parameters, measured: Measured | None = None
+    ) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
 
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never
-        merged. ``measured`` has the measurements since the last merge, if they have already been
-        taken.
+        merged. ``before`` are the global parameters that the worker has continued from;
+        ``measured`` has the measurements since the last merge, if they have already been taken.
         """
         self._stepper.step_accumulated()
         trained = params.from_module(self.replica.net)
@@ -278,7 +280,7 @@ class Learner:
                     "rate, or check the data for NaN and for values that are far too large"
                 )
             # By the last step, which no loss follows.
-            diverged = params.first_not_finite(trained)
+            diverged = params.first_diverged(trained, before)
             if diverged is not None:
                 raise DivergedError(
                     f"parameter {diverged!r} became NaN or infinite in {name}; lower the learning "
@@ -321,7 +323,9 @@ class Learner:
             optimizer=named_state(self.optimizer, self.replica.net),
             random=devices.RandomState.capture(self._work.device, self._random),
             batches=self._batches,
-            module_buffers=changed_buffers(self.replica.net, self._job.spec.net),
+            module_buffers=changed_buffers(
+                self.replica.net, self._job.spec.net, self._job.buffers.worker
+            ),
             attributes=self._changed_attributes(),
             scaler=self._stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states() if self._callbacks is not None else None,

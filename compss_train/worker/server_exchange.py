@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train import parameter_server
-from compss_train.model.parameters import Parameters, check_outer_step
+from compss_train.model.commutative_updates import change
+from compss_train.model.parameters import Parameters, check_outer_step, has_same_bits
 from compss_train.model.training_spec import TensorNames
 from compss_train.parameter_server import ParameterServer
+from compss_train.worker.merging.buffers import NO_BUFFER_RULES, BufferRules
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Exchange:
     """Those with a row for each worker; the first array of a key has the workers' shares."""
     dtypes: dict[str, np.dtype[Any]]
     """The dtypes of all parameters, in state_dict order."""
+    shapes: dict[str, tuple[int, ...]]
+    """The shapes of all parameters."""
     num_workers: int
+    buffers: BufferRules
+    """How buffers merge that are no statistics."""
     aliases: Mapping[str, str]
     """Additional names of tensors, each with its first name.
 
@@ -56,7 +62,13 @@ class Exchange:
 
     @classmethod
     def of(
-        cls, parameters: Parameters, names: TensorNames, num_workers: int, *, stepped: bool = False
+        cls,
+        parameters: Parameters,
+        names: TensorNames,
+        num_workers: int,
+        *,
+        stepped: bool = False,
+        buffers: BufferRules = NO_BUFFER_RULES,
     ) -> Self:
         """Return the exchange for parameters of this structure.
 
@@ -87,7 +99,15 @@ class Exchange:
             if row_names:
                 rows.append(Layer(f"{module}: rows", row_names, priority))
         dtypes = {name: array.dtype for name, array in parameters.items()}
-        return cls(tuple(weights), tuple(rows), dtypes, num_workers, dict(names.aliases))
+        return cls(
+            tuple(weights),
+            tuple(rows),
+            dtypes,
+            {name: array.shape for name, array in parameters.items()},
+            num_workers=num_workers,
+            buffers=buffers,
+            aliases=dict(names.aliases),
+        )
 
     def publish(
         self,
@@ -108,7 +128,7 @@ class Exchange:
             weights = [_wide(parameters[name]) for name in layer.names]
             server.init(layer.key, weights, optimized=layer.stepped)
         for layer in self.rows:
-            values = [_wide(parameters[name]) for name in layer.names]
+            values = [_row(parameters[name]) for name in layer.names]
             rows = [np.repeat(value[None], self.num_workers, 0) for value in values]
             server.init(layer.key, [np.zeros(self.num_workers), *rows], optimized=False)
 
@@ -134,16 +154,16 @@ class Exchange:
         for layer in self.weights:
             before, after = (trained, base) if layer.stepped else (base, trained)
             changes = [
-                np.asarray(share * (_wide(after[name]) - _wide(before[name])))
-                for name in layer.names
+                np.asarray(share * change(before[name], after[name])) for name in layer.names
             ]
             server.push(layer.key, changes, layer.priority)
         for layer in self.rows:
             rows = [np.asarray(array) for array in server.pull(layer.key, priority=layer.priority)]
-            new_row = [np.array(share), *(_wide(trained[name]) for name in layer.names)]
+            new_row = [np.array(share)]
+            new_row += [_row(trained[name]) for name in layer.names]
             changes = [np.zeros_like(array) for array in rows]
-            for change, old, new in zip(changes, rows, new_row, strict=True):
-                change[worker] = new - old[worker]
+            for of_rows, old, new in zip(changes, rows, new_row, strict=True):
+                of_rows[worker] = new - old[worker]
             server.push(layer.key, changes, layer.priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
@@ -158,15 +178,29 @@ class Exchange:
         for layer in self.rows:
             shares, *rows = map(np.asarray, server.pull(layer.key, priority=layer.priority))
             for name, array in zip(layer.names, rows, strict=True):
-                pulled[name] = _merged(shares, array, self.dtypes[name])
+                pulled[name] = self._merged(name, shares, array)
         pulled |= {alias: pulled[name] for alias, name in self.aliases.items()}
         stepped = any(layer.stepped for layer in self.weights)
         # The error says more than the warning.
         with np.errstate(over="ignore" if stepped else "warn"):
             narrow = {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
         if stepped:
-            check_outer_step(narrow)
+            added = {name for layer in self.weights for name in layer.names}
+            check_outer_step({name: narrow[name] for name in narrow if name in added})
         return narrow
+
+    def _merged(self, name: str, shares: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the global value of an array that has a row for each worker."""
+        dtype = self.dtypes[name]
+        if dtype.kind in "fc":
+            wide = np.result_type(dtype, np.float64)
+            rows = rows.view(wide).reshape(len(rows), *self.shapes[name])
+        if name in self.buffers.worker:
+            return np.asarray(rows[0])
+        active = shares > 0
+        if name in self.buffers.maximum and active.any():
+            return np.asarray(rows[active].max(axis=0))
+        return _merged(shares, rows, dtype)
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
@@ -174,6 +208,12 @@ def _wide(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind in "fc":
         return array.astype(np.result_type(array.dtype, np.float64))
     return array.astype(np.int64)
+
+
+def _row(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as rows have it: floats as their bits, since nothing adds to infinities."""
+    wide = _wide(array)
+    return wide.reshape(-1).view(np.int64) if wide.dtype.kind in "fc" else wide
 
 
 def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -186,6 +226,9 @@ def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> N
         return np.asarray(rows[0])
     if dtype.kind not in "fc":
         return np.asarray(rows[active].astype(dtype).max(axis=0))
+    first, *others = rows[active]
+    if all(has_same_bits(first, other) for other in others):
+        return np.asarray(first)
     # The weight of a single worker is exactly 1.0, so that its statistics are those of a plain
     # loop.
     return np.asarray(np.tensordot(shares[active] / shares[active].sum(), rows[active], axes=1))

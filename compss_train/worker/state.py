@@ -5,7 +5,7 @@ merged nor part of the global parameters: each worker keeps them from round to r
 in a plain loop; a new worker starts with the buffers of the network given to ``build``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Self
@@ -33,7 +33,7 @@ class WorkerState(PickledByFields):
     batches: int = 0
     """Number of batches that the worker has trained, for training steps."""
     module_buffers: dict[str, torch.Tensor] | None = None
-    """The network's own buffers that have changed."""
+    """The worker's own buffers that have changed, and those of ``Merge(buffers=...)``."""
     attributes: dict[str, Any] | None = None
     """What else objects keep that a new copy has not, by paths such as ``network.0.begun``."""
     scaler: dict[str, Any] | None = None
@@ -65,12 +65,17 @@ class CarriedBuffer:
     """The state after a task; ``None`` for an empty buffer."""
 
 
-def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor] | None:
+def changed_buffers(
+    net: nn.Module, before: nn.Module, kept: Collection[str] = ()
+) -> dict[str, torch.Tensor] | None:
     """Return CPU copies of own buffers that differ from those of ``before``, or ``None``.
 
-    Constants, such as masks, are therefore not kept; nor are sparse tensors.
+    Constants, such as masks, are therefore not kept; nor are sparse tensors. ``kept`` are the names
+    of buffers in the state_dict that are the worker's own, too.
     """
     buffers = _own_buffers(net)
+    if kept:
+        buffers |= {name: value for name, value in net.named_buffers() if name in kept}
     if not buffers:
         return None
     initial = _own_buffers(before)

@@ -21,6 +21,7 @@ from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.parts import Moments, Part, joined, joined_moments
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.learner import Learner
+from compss_train.worker.merging.buffers import unchanged_names
 from compss_train.worker.merging.trained import Trained
 from compss_train.worker.optimizer_state import moments_of
 from compss_train.worker.preparing import prepared_batches
@@ -85,7 +86,8 @@ def training_through_server(
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
             exchange = server_address.exchange
             share = measured.planned_samples / samples
-            exchange.push_change(server, work.worker, whole, trained.parameters, share)
+            changed = {**trained.parameters, **(trained.maxima or {}), **(trained.firsts or {})}
+            exchange.push_change(server, work.worker, whole, {**whole, **changed}, share)
             pulled = dict(exchange.pull(server))
         return replace(trained, parameters=pulled), after, measured
 
@@ -207,27 +209,33 @@ def _trained(
     With ``Merge(dtype=...)`` it brings compressed changes, with the ``error`` of those before. A
     worker of weight 0 does not count, so that its error is unchanged.
     """
-    parameters = learner.finish(measured)
+    parameters = learner.finish(start.parameters, measured)
+    names = job.spec.names
+    unchanged = unchanged_names(names.buffers, start.parameters, parameters)
+    by_rule, maxima, firsts = job.buffers.split(parameters, work.worker)
     moments = None
     if job.optimizer_state == "average":
         moments = moments_of(learner.optimizer, learner.replica.net)
     trained = Trained(
         worker=work.worker,
         weight=measured.merge_weight,
-        parameters=parameters,
+        parameters=by_rule,
         moments=moments,
         average=learner.averaged(),
+        maxima=maxima,
+        firsts=firsts,
+        unchanged=frozenset(unchanged),
     )
     if job.dtype is None:
         return trained, None
     if not trained.weight:
         return trained, error
     changes, new_error = compress_arrays(
-        start.parameters, parameters, job.spec.names.weights, job.dtype, error
+        start.parameters, parameters, names.weights, job.dtype, error
     )
     if job.spec.gradients.on_nan != "ignore":
         _check_compressed(job, work, new_error)
-    trained = replace(trained, parameters={**parameters, **changes})
+    trained = replace(trained, parameters={**by_rule, **changes})
     if moments is not None:  # they decay, and need no feedback of their error
         of_moments, _ = compress_arrays(start.moments or {}, moments, moments, "bf16")
         trained = replace(trained, moments={**moments, **of_moments})

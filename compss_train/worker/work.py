@@ -19,6 +19,7 @@ from compss_train.model.lr_schedule import TimedHyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers.pools import Pools
 from compss_train.worker.callbacks import WorkerCallback
+from compss_train.worker.merging.buffers import NO_BUFFER_RULES, BufferRules
 
 OptimizerState = Literal["keep", "average", "reset", "reset_blocks"]
 
@@ -69,6 +70,8 @@ class Job:
     """What happens to the state of the optimizer when workers merge."""
     averaging: float | None = None
     """The decay of the average of the parameters that each worker keeps by steps, or ``None``."""
+    buffers: BufferRules = NO_BUFFER_RULES
+    """How buffers merge that are no statistics."""
     dtype: MergeDtype | None = None
     """The dtype that changes of the weights are compressed to, or ``None``."""
     callbacks: Sequence[WorkerCallback] = ()

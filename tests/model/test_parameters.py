@@ -92,9 +92,39 @@ def test_entries_other_than_tensors_are_errors():
 
 def test_not_finite_values_are_found():
     arrays = {"a": np.zeros(2), "b": np.array([1.0, np.nan, np.inf])}
+    net = nn.ParameterDict({name: torch.from_numpy(array) for name, array in arrays.items()})
     with pytest.raises(ValueError, match="'b' has NaN or infinite values"):
-        params.check_finite(arrays)
-    params.check_finite({"a": np.zeros(2), "n": np.array(3)})
+        params.check_finite(arrays, net)
+    net.b.requires_grad_(False)
+    params.check_finite(arrays, net)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "diverged"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], False),
+        ([1.0, 2.0], [1.0, np.nan], True),
+        ([1.0, 2.0], [np.inf, 2.0], True),
+        ([0.0, -np.inf], [0.0, -np.inf], False),
+        ([np.inf, 0.0], [3.0, np.inf], False),
+        ([np.inf, 0.0], [np.nan, 0.0], True),
+        ([np.nan, 0.0], [np.nan, 1.0], False),
+    ],
+)
+def test_what_training_makes_infinite(before, after, diverged):
+    arrays = {"count": np.array(3), "a": np.array(after)}
+    name = params.first_diverged(arrays, {"count": np.array(2), "a": np.array(before)})
+    assert name == ("a" if diverged else None)
+
+
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.5, np.inf, -np.inf, np.nan]), min_size=1))
+def test_the_same_bits(values):
+    array = np.array(values)
+    assert params.has_same_bits(array, array.copy())
+    changed = array.copy()
+    changed[-1] = 7.0
+    assert not params.has_same_bits(array, changed)
+    assert not params.has_same_bits(np.array([0.0]), np.array([-0.0]))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])

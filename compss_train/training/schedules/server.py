@@ -10,7 +10,6 @@ from compss_train.engines import Ref
 from compss_train.engines.mapping import MappedChunk
 from compss_train.engines.nodes import is_loopback
 from compss_train.model import parameters as params
-from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.merge import Merge
 from compss_train.training.schedules.base import SubmittedRound
 from compss_train.training.schedules.on_arrival import ArrivalSchedule
@@ -24,8 +23,8 @@ from compss_train.worker.train import training_through_server
 class GlobalParameters(Closable):
     """Serves parameters, starting from ``initial``, to the tasks of the workers of a session.
 
-    Changes are added, or the server's ``optimizer`` steps the weights with them. With ``saved``,
-    which ``save`` of an earlier one returned, it continues from that. Raises
+    Changes are added, or the outer optimizer of ``merge`` steps the weights with them. With
+    ``saved``, which ``save`` of an earlier one returned, it continues from that. Raises
     ``ModuleNotFoundError`` without ZeroMQ (the extra ``online``).
     """
 
@@ -33,12 +32,19 @@ class GlobalParameters(Closable):
         self,
         session: Session,
         initial: params.Parameters,
-        optimizer: OptimizerSpec | None,
+        merge: Merge,
         saved: Mapping[str, Any] | None = None,
     ) -> None:
         engine = session.engine
         workers = session.num_workers
-        exchange = Exchange.of(initial, session.names, workers, stepped=optimizer is not None)
+        optimizer = merge.outer_optimizer
+        exchange = Exchange.of(
+            initial,
+            session.names,
+            workers,
+            stepped=optimizer is not None,
+            buffers=session.buffer_rules(merge),
+        )
         interruptible = engine.traits.interruptible
         serve = parameter_server.serve if interruptible else parameter_server.serve_apart
         host = engine.host()
@@ -84,7 +90,7 @@ class ServerSchedule(ArrivalSchedule):
 
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
-        self._global = GlobalParameters(session, initial, merge.outer_optimizer)
+        self._global = GlobalParameters(session, initial, merge)
         try:
             self._address = self.engine.publish(self._global.server_address)
         except BaseException:

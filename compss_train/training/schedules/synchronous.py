@@ -21,6 +21,7 @@ from compss_train.training.merged import Merged, Parts
 from compss_train.training.schedules.base import MergeSchedule, SubmittedRound
 from compss_train.training.schedules.round_workers import RoundWorkers
 from compss_train.training.schedules.tree import best_arity, gather_by_tree
+from compss_train.worker.merging.buffers import NO_BUFFER_RULES
 from compss_train.worker.merging.merge import MergeStages, merge_part
 from compss_train.worker.merging.outer_step import steps_by_element, steps_by_weight
 from compss_train.worker.merging.rules import Gathering, Reducing
@@ -49,6 +50,7 @@ class SynchronousSchedule(MergeSchedule):
             moments=merge.optimizer_state == "average",
             compressed=merge.dtype is not None,
             decay=merge.decay("merges"),
+            buffers=NO_BUFFER_RULES if merge.buffers is None else self.session.buffer_rules(merge),
             by_steps=merge.averaging_unit == "steps",
         )
 

@@ -18,9 +18,16 @@ from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Moments, Part, arrays_of, like
 from compss_train.model.training_spec import TensorNames
+from compss_train.worker.merging.buffers import NO_BUFFER_RULES, BufferRules
 from compss_train.worker.merging.outer_step import NO_STATE, OuterState, moving_average, outer_step
 from compss_train.worker.merging.rules import MergeRule
-from compss_train.worker.merging.trained import Item, Trained
+from compss_train.worker.merging.trained import (
+    FIRSTS,
+    MAXIMA,
+    Item,
+    Trained,
+    unchanged_by_all,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +45,15 @@ class MergeStages:
     """Whether workers return compressed changes."""
     decay: float | None = None
     """The decay of the moving average of the parameters over merges; ``None`` for no average."""
+    buffers: BufferRules = NO_BUFFER_RULES
+    """How buffers merge that are no statistics."""
     by_steps: bool = False
     """Whether workers return averages of the parameters by steps, which are merged, too."""
 
     @property
     def only_reduces(self) -> bool:
         """Whether nothing but the merged parameters comes of it, and no value before is needed."""
-        return not self.compressed and self.kept == ()
+        return not self.compressed and self.kept == () and not self.buffers
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -97,7 +106,7 @@ def merge_part(
     items = _weighed(groups, weights)
     before = arrays_of(base)
     merged = stages.rule.merged(items, {"parameters": before, "moments": moments or {}})
-    parameters: Parameters = dict(merged["parameters"])
+    parameters = _whole(merged, before, unchanged_by_all(items))
     # No momentum without samples.
     if stages.optimizer is not None and any(item.total for item in items):
         parameters, outer = outer_step(
@@ -108,9 +117,25 @@ def merge_part(
         kept["averaged"] = like(base, {**parameters, **merged.get("average", {})})
     if stages.decay is not None:
         average = None if averaged is None else arrays_of(averaged)
-        kept["averaged"] = like(base, moving_average(average, parameters, stages.decay))
+        newest = stages.buffers.names
+        kept["averaged"] = like(base, moving_average(average, parameters, stages.decay, newest))
     results = (like(base, parameters), *(kept[name] for name in stages.kept))
     return results if stages.kept else results[0]
+
+
+def _whole(
+    merged: Mapping[str, Mapping[Any, Any]], before: Parameters, unchanged: Collection[str]
+) -> Parameters:
+    """Return merged parameters with all their buffers, in the order of those before.
+
+    Buffers that no worker has changed have their bits, and so have those of a worker 0 that has
+    trained nothing.
+    """
+    values = {**merged["parameters"], **merged.get(MAXIMA, {}), **merged.get(FIRSTS, {})}
+    return {
+        name: before[name] if name in unchanged else values.get(name, before[name])
+        for name in before
+    }
 
 
 def rebased(

@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable
 from typing import cast
 
 from compss_train.model.commutative_updates import MergedParameters, apply_delta, halve
-from compss_train.model.parameters import Parameters
-from compss_train.worker.merging.trained import Trained
+from compss_train.model.parameters import Parameters, has_same_bits
+from compss_train.worker.merging.buffers import combined_buffer
+from compss_train.worker.merging.trained import MAXIMA, Trained
 
 
 def only_worker(workers: Iterable[Trained]) -> list[Trained]:
@@ -31,16 +32,33 @@ def add_change(
 
     The change counts by the worker's share of the ``total`` samples of a round.
     """
-    return apply_delta(
+    kept = [
+        name
+        for name in trained.unchanged
+        if name in current and has_same_bits(current[name], base[name])
+    ]
+    merged = apply_delta(
         current,
         base,
         trained.parameters,
         count=trained.weight,
         total=total,
         buffers=buffers,
+        kept=kept,
     )
+    merged.update(_by_rules(current, trained))
+    return merged
 
 
 def halve_with(current: Parameters, trained: Trained) -> Parameters:
     """Return (current + trained) / 2, dislib's rule."""
-    return halve(current, cast("Parameters", trained.parameters))  # never compressed changes
+    halved = halve(current, cast("Parameters", trained.parameters))  # never compressed changes
+    return {**halved, **_by_rules(current, trained)}
+
+
+def _by_rules(current: Parameters, trained: Trained) -> Parameters:
+    """Return the buffers that merge by rules of their own, after a worker's merge."""
+    merged = dict(trained.firsts or {})
+    for name, array in (trained.maxima or {}).items():
+        merged[name] = combined_buffer(MAXIMA, [current[name], array])
+    return merged

@@ -142,13 +142,21 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
     return " ".join([type(optimizer).__name__, *enabled])
 
 
-def moving_average(averaged: Parameters | None, parameters: Parameters, decay: float) -> Parameters:
-    """Return decay · averaged + (1 - decay) · parameters; integers are the newest."""
+def moving_average(
+    averaged: Parameters | None,
+    parameters: Parameters,
+    decay: float,
+    newest: Collection[str] = (),
+) -> Parameters:
+    """Return decay · averaged + (1 - decay) · parameters.
+
+    Integers are the newest, and so are the parameters named by ``newest``.
+    """
     if averaged is None:
         return parameters
     moved = dict(parameters)
     for name, array in parameters.items():
-        if array.dtype.kind in "fc":
+        if array.dtype.kind in "fc" and name not in newest:
             average = np.asarray(decay * averaged[name] + (1 - decay) * array)
             moved[name] = average.astype(array.dtype)
     return moved

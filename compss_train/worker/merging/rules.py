@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from compss_train.model.compression import CHUNK, CompressedChange
 from compss_train.model.parts import Cut
-from compss_train.worker.merging.trained import Arrays, Item, Trained
+from compss_train.worker.merging.buffers import combined_buffer
+from compss_train.worker.merging.trained import (
+    FIRSTS,
+    MAXIMA,
+    Arrays,
+    Item,
+    Trained,
+    unchanged_by_all,
+)
 from compss_train.worker.merging.weighted_mean import add_completed, mean, partial_sum
 
 Bases = Mapping[str, Mapping[Any, NDArray[Any]]]
@@ -72,7 +80,17 @@ class MergeRule(ABC):
             of_field = [
                 uncompressed(item.fields[field], bases.get(field, {}))  # type: ignore[arg-type]
                 for item in voting
+                if field in item.fields
             ]
+            if field in (MAXIMA, FIRSTS):
+                names = dict.fromkeys(name for of_worker in of_field for name in of_worker)
+                merged[field] = {
+                    name: combined_buffer(
+                        field, [of_worker[name] for of_worker in of_field if name in of_worker]
+                    )
+                    for name in names
+                }
+                continue
             arrays = _with_all_names(of_field)
             merged[field] = self._checked(self.merge(arrays, weights), arrays[0], field)
         return merged
@@ -236,6 +254,12 @@ class Reducing:
     def __call__(self, workers: Iterable[Trained]) -> list[Any]:
         """Return the merged parameters."""
         items: list[Item] = []
+        unchanged: dict[str, Any] = {}
         for trained in workers:
             items = self.rule.gather(items, trained)
-        return [dict(self.rule.merged(items, {})["parameters"])]
+            for name in trained.unchanged:
+                unchanged.setdefault(name, trained.parameters[name])
+        parameters = dict(self.rule.merged(items, {})["parameters"])
+        for name in unchanged_by_all(items):
+            parameters[name] = unchanged[name]
+        return [parameters]

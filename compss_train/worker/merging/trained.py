@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 
 from compss_train.model.compression import CompressedChange, Contribution
 from compss_train.model.parts import Cut
+
+MAXIMA = "maxima"
+"""The field of ``Trained`` with the buffers of which a merge takes the maximum."""
+
+FIRSTS = "firsts"
+"""The field of ``Trained`` with the buffers of which a merge takes the first worker's."""
 
 Arrays: TypeAlias = Mapping[Any, NDArray[Any] | CompressedChange]
 """Arrays, or compressed changes of them, by names of any kind."""
@@ -30,6 +36,12 @@ class Trained:
     """The state of its optimizer, if workers merge that, too."""
     average: Mapping[str, NDArray[Any]] | None = None
     """The average of its parameters over its steps, if it keeps one."""
+    maxima: Mapping[str, NDArray[Any]] | None = None
+    """Buffers of which a merge takes the maximum; they are not in ``parameters``."""
+    firsts: Mapping[str, NDArray[Any]] | None = None
+    """Buffers of which a merge takes the first worker's; they are not in ``parameters``."""
+    unchanged: frozenset[str] = frozenset()
+    """The names of floating-point buffers that the worker has not changed."""
 
     @property
     def first(self) -> int:
@@ -53,6 +65,8 @@ class Trained:
             "parameters": self.parameters,
             "moments": self.moments,
             "average": self.average,
+            MAXIMA: self.maxima,
+            FIRSTS: self.firsts,
         }
         return {name: values for name, values in arrays.items() if values is not None}
 
@@ -60,14 +74,14 @@ class Trained:
         """Return what it brings to each part of a merge."""
         if cut.number == 1:
             return [self]
-        nothing: list[Any] = [None] * cut.number
-        moments = nothing if self.moments is None else cut.split_moments(self.moments)
-        averages = nothing if self.average is None else cut.split(self.average)
+        split: dict[str, list[Any]] = {
+            name: cut.split(arrays) for name, arrays in self.fields.items() if name != "moments"
+        }
+        if self.moments is not None:
+            split["moments"] = cut.split_moments(self.moments)
         return [
-            replace(self, parameters=parameters, moments=of_moments, average=average)
-            for parameters, of_moments, average in zip(
-                cut.split(self.parameters), moments, averages, strict=True
-            )
+            replace(self, **{name: parts[number] for name, parts in split.items()})
+            for number in range(cut.number)
         ]
 
 
@@ -92,6 +106,8 @@ class WeightedSum:
     """The weight of each worker, in their order: they are added up once, where the mean is made."""
     fields: Mapping[str, ArraySums]
     """The sums, by what they are: fields of ``Trained``."""
+    unchanged: frozenset[str] = frozenset()
+    """The names of floating-point buffers that none of the workers has changed."""
 
     @property
     def total(self) -> float:
@@ -100,3 +116,14 @@ class WeightedSum:
 
 
 Item: TypeAlias = Trained | WeightedSum
+
+
+def voting_items(items: Sequence[Item]) -> Sequence[Item]:
+    """Return the items that count: all that have weight, or without any weight the first."""
+    return [item for item in items if item.total] or items[:1]
+
+
+def unchanged_by_all(items: Sequence[Item]) -> frozenset[str]:
+    """Return the names of buffers that no worker that counts has changed."""
+    first, *others = voting_items(items)
+    return first.unchanged.intersection(*(item.unchanged for item in others))

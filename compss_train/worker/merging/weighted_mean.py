@@ -23,7 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.model.compression import CHUNK, CompressedChange
-from compss_train.worker.merging.trained import Arrays, ArraySums, Item, Trained, WeightedSum
+from compss_train.worker.merging.buffers import combined_buffer
+from compss_train.worker.merging.trained import (
+    FIRSTS,
+    MAXIMA,
+    Arrays,
+    ArraySums,
+    Item,
+    Trained,
+    WeightedSum,
+    unchanged_by_all,
+    voting_items,
+)
 
 Tree: TypeAlias = int | tuple["Tree", "Tree"]
 """The order in which items are added up: the index of an item, or the trees of two summands."""
@@ -69,19 +80,19 @@ def partial_sum(items: Sequence[Item]) -> Item:
     is the first item. An array missing from an item counts as zeros (the momentum of a parameter
     without gradients).
     """
-    voting = [item for item in items if item.total] or items[:1]
+    voting = voting_items(items)
     if len(voting) == 1:
         return voting[0]
     sums = {}
     for field, terms in _terms(voting).items():
         having = _by_name(terms)
         sums[field] = ArraySums(
-            values={name: _combined(of_name, name) for name, of_name in having.items()},
+            values={name: _combined(of_name, name, field) for name, of_name in having.items()},
             dtypes={name: of_name[0].dtype(name) for name, of_name in having.items()},
             changes=frozenset[Any]().union(*(term.changes for term in terms)),
         )
     weights = chain.from_iterable(item.weights for item in voting)
-    return WeightedSum(voting[0].first, tuple(weights), sums)
+    return WeightedSum(voting[0].first, tuple(weights), sums, unchanged_by_all(voting))
 
 
 def mean(
@@ -105,7 +116,13 @@ def mean(
             continue
         base = bases.get(field, {})
         means[field] = {
-            name: _combined(of_name, name, total, base.get(name) if name in changes else None)
+            name: _combined(
+                of_name,
+                name,
+                field,
+                divisor=total,
+                base=base.get(name) if name in changes else None,
+            )
             for name, of_name in _by_name(terms).items()
         }
     return means
@@ -129,15 +146,20 @@ def _by_name(terms: Sequence[_Term]) -> dict[Any, list[_Term]]:
 def _combined(
     terms: Sequence[_Term],
     name: Any,
+    field: str,
+    *,
     divisor: float | None = None,
     base: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return the sum of the arrays of one name in double precision; the maximum for integers.
 
     With a divisor it is divided, and added to ``base`` if that is given, in the dtype of the mean.
+    ``field`` is what the arrays are: of buffers with other rules there is no sum.
     """
     dtype = terms[0].dtype(name)
     arrays = [term.values[name] for term in terms]
+    if field in (MAXIMA, FIRSTS):
+        return combined_buffer(field, arrays)  # type: ignore[arg-type]
     if dtype.kind not in "fc":
         integers: list[Any] = arrays
         return np.asarray(np.maximum.reduce(integers) if len(integers) > 1 else integers[0])
