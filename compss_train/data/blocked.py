@@ -202,15 +202,20 @@ def _block_for_dislib(block: AnyBlock) -> Any:
 
 
 def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
-    """Return a checksum of the first and last row of each block; ``None`` for remote blocks."""
+    """Return a checksum of the first and last row of each block.
+
+    It is ``None`` if those of remote blocks are unknown.
+    """
     blocks = [block for tensor in tensors for block in tensor.blocks()]
-    if any(isinstance(block, RemoteBlock) for block in blocks):
+    if any(isinstance(block, RemoteBlock) and block.checksum is None for block in blocks):
         return None
-    return checksum(row for block in blocks for row in _ends(load_block(block)))
+    return checksum(row for block in blocks for row in _ends(block))
 
 
-def _ends(block: Block) -> tuple[Block, Block]:
-    """Return the first and the last row, each as a block."""
+def _ends(block: AnyBlock) -> Sequence[Block]:
+    """Return the first and the last row, each as a block; of a remote block, their checksum."""
+    if isinstance(block, RemoteBlock):
+        return [np.array([block.checksum])]
     if isinstance(block, Ragged):
         return block[0], block[-1]
     return block[:1], block[-1:]

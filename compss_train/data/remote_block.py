@@ -16,6 +16,8 @@ class RemoteBlock(ABC):
     """Name of the engine whose tasks read the block itself; others get the result of ``load``."""
     future: object = None
     """The PyCOMPSs future of the block; ``None`` for blocks of other engines."""
+    checksum: int | None = None
+    """A checksum of its first and last row, if known."""
 
     def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
         self.dtype = dtype

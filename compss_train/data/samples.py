@@ -25,8 +25,8 @@ class Samples:
     ----------
     dataset:
         A map-style data set of torch, or any object with ``__len__`` and ``__getitem__``; an
-        ``IterableDataset``; or a ``datasets.Dataset`` of Hugging Face. Each sample includes its
-        targets.
+        ``IterableDataset``; a ``datasets.Dataset`` of Hugging Face; or, on Ray, a
+        ``ray.data.Dataset``. Each sample includes its targets.
     x, y:
         Keys of the parts of a sample that are x and y: names in dicts, indices in tuples. Several
         names give a dict of inputs or outputs, several indices a tuple. By default a pair is (x,
@@ -67,7 +67,10 @@ class Samples:
         drop_last: bool = False,
     ) -> None:
         self.is_stream = isinstance(dataset, IterableDataset)
-        _check_dataset(dataset)
+        if is_ray_data(dataset):
+            _check_ray_options(blocks, collate)
+        else:
+            _check_dataset(dataset)
         for name, value in (("size", size), ("worker_init_fn", worker_init_fn)):
             if value is not None and not self.is_stream:
                 raise ValueError(
@@ -127,7 +130,7 @@ class Samples:
 
     def select(self, numbers: Sequence[int]) -> "Samples":
         """Return some samples of a map-style data set, by number; ``TypeError`` for another one."""
-        if self.is_stream:
+        if self.is_stream or is_ray_data(self.dataset):
             raise TypeError(
                 f"the samples of {self} have no numbers to select them by; give a "
                 "map-style data set"
@@ -140,9 +143,24 @@ class Samples:
         return selected
 
     def __repr__(self) -> str:
+        if is_ray_data(self.dataset):
+            return "Samples(ray.data.Dataset)"
         number = self.size if self.is_stream else len(self.dataset)
         count = "unknown number of" if number is None else number
         return f"Samples({type(self.dataset).__name__}, {count} samples)"
+
+
+def _check_ray_options(blocks: int | None, collate: Collate | None) -> None:
+    """Raise ``ValueError`` for options that a data set of Ray does not have."""
+    if blocks is not None:
+        raise ValueError(
+            f"blocks={blocks}, but a Ray data set is in blocks: give dataset.repartition({blocks})"
+        )
+    if collate is not None:
+        raise ValueError(
+            "collate= makes batches of a data set's samples, but a Ray data set has columns: give "
+            "build(collate=), or prepare the data by map_batches"
+        )
 
 
 def _check_dataset(dataset: Any) -> None:
@@ -169,6 +187,11 @@ def _is_hugging_face(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
 
 
+def is_ray_data(value: Any) -> bool:
+    """Return whether a value is a data set of Ray; imports nothing."""
+    return type(value).__module__ == "ray.data.dataset" and hasattr(value, "materialize")
+
+
 def as_samples(value: Any) -> Samples | None:
     """Return a data set or a ``DataLoader`` as ``Samples``, or ``None`` for any other value.
 
@@ -178,7 +201,7 @@ def as_samples(value: Any) -> Samples | None:
         return value
     if isinstance(value, DataLoader):
         return _samples_of_loader(value)
-    if isinstance(value, torch_data.Dataset) or _is_hugging_face(value):
+    if isinstance(value, torch_data.Dataset) or _is_hugging_face(value) or is_ray_data(value):
         return Samples(value)
     return None
 

@@ -1,5 +1,6 @@
 """``DataSource``: the samples of a fit or an evaluation, made of what users give."""
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,12 +19,11 @@ from compss_train.data.columns import SINGLE, ColumnStructure, columns_of
 from compss_train.data.conversions import codes_note, conversion_note, integers_remark
 from compss_train.data.frames import frame_as_array, is_frame
 from compss_train.data.partitioning import Shuffle
-from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
 from compss_train.data.remote_block import RemoteBlock, load_block
 from compss_train.data.sample_reading import SampleReader
-from compss_train.data.samples import Samples, as_samples
+from compss_train.data.samples import Samples, as_samples, is_ray_data
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.measurements import Measured
@@ -62,6 +62,8 @@ class DataSource:
     """The conversions that most users want."""
     coding: Coding = field(default_factory=dict)
     """What the numbers mean, which is the same in all data of a network."""
+    is_ray_data: bool = field(default=False, repr=False)
+    """Whether the blocks are those of a data set of Ray."""
     index: tuple[str, Any] | None = field(default=None, repr=False)
     """The name of the first frame of pandas among the columns, and its index."""
 
@@ -239,6 +241,7 @@ def as_data_source(
     *,
     targets: bool = True,
     floats: Callable[[], str | None] = lambda: None,
+    engine: str = "",
 ) -> DataSource:
     """Return the source of ``x`` and ``y``: tensors, files, or arrays to cut into ``blocks``.
 
@@ -246,7 +249,7 @@ def as_data_source(
     blocks.
 
     Without ``targets``, only x is read from files. Floating-point columns of tables are converted
-    to what ``floats`` returns.
+    to what ``floats`` returns. ``engine`` is the name of the engine that will read the data.
 
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
@@ -261,6 +264,8 @@ def as_data_source(
                 "targets in them; leave y out, or say which part it is with Samples(dataset, "
                 "x=..., y=...)"
             )
+        if is_ray_data(samples.dataset):
+            return _source_of_ray_data(samples, floats(), engine)
         if samples.tensors is None:
             parts = blocks if targets or not samples.is_stream else 1
             return _source_of_samples(samples, parts, floats())
@@ -326,8 +331,9 @@ def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]
 
 
 def names_of_sequences(columns: Mapping[str, BlockedTensor]) -> list[str]:
-    """Return the names of the columns whose blocks are ``Ragged``."""
-    return [name for name, column in columns.items() if isinstance(next(column.blocks()), Ragged)]
+    """Return the names of the columns whose blocks are ``Ragged``, here or remote."""
+    first_blocks = {name: next(column.blocks()) for name, column in columns.items()}
+    return [name for name, block in first_blocks.items() if block.shape[1:2] == (-1,)]
 
 
 def _other_order(name: str, index: Any, other_name: str, other_index: Any) -> list[str]:
@@ -380,6 +386,28 @@ def _source_of_samples(samples: Samples, blocks: int, floats: str | None) -> Dat
     x = BlockedTensor([[block] for block in numbers])
     return DataSource(
         columns={"x": x}, reader=reader, batch_size=samples.batch_size, notes=reader.notes
+    )
+
+
+def _source_of_ray_data(samples: Samples, floats: str | None, engine: str) -> DataSource:
+    """Return the source of a data set of Ray, in its blocks, which stay where they are."""
+    if engine != "ray":
+        raise TypeError(
+            f"x is a Ray data set, whose blocks only the ray engine can read, and this is the "
+            f"{engine or 'local'} engine: use engine='ray', or files, "
+            "dataset.write_parquet('folder') and FileDataset('folder/*.parquet', x=..., y=...)"
+        )
+    # It imports ray.
+    datasets = importlib.import_module("compss_train.engines.ray.datasets")
+    layout, columns = datasets.columns_of(samples.dataset, samples.roles, floats)
+    is_ragged = bool(names_of_sequences(columns))
+    return DataSource(
+        columns=columns,
+        structure=ColumnStructure(layout.x, layout.y, ragged=is_ragged),
+        is_ray_data=True,
+        notes=layout.notes,
+        remarks=layout.remarks,
+        coding=layout.coding,
     )
 
 

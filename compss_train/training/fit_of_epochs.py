@@ -91,6 +91,8 @@ class FitOfEpochs(Fit):
         remarks = [*self.data.remarks]
         largest_batch = max(sizes)
         source = f"any of {len(sizes)} blocks"
+        if self.data.is_ray_data:
+            source += f"; dataset.repartition({workers}) makes larger ones"
         if options.mixes_blocks:
             largest_batch = -(-sum(sizes) // workers)
             source = f"the share of each of {workers} workers"
@@ -221,7 +223,7 @@ def _training_data(
     blocks = session.num_workers if progress is None else len(progress.sizes)
     if isinstance(x, FileDataset) and options.order != "partial":
         x = x.cut(blocks)
-    data = as_data_source(x, y, blocks, floats=spec.float_dtype)
+    data = as_data_source(x, y, blocks, floats=spec.float_dtype, engine=session.engine_class.name)
     if options.sample_weight is not None or data.dataset is not None:
         data = data.weighted(options.sample_weight)
     if checkpoint is None:

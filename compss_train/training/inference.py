@@ -240,7 +240,9 @@ def inference(
             "evaluate and predict take the parameters that the network was built with, as no "
             "fit, restore or set_parameters has changed them"
         )
-    data = as_data_source(*samples, workers, targets=targets, floats=floats)
+    data = as_data_source(
+        *samples, workers, targets=targets, floats=floats, engine=session.engine_class.name
+    )
     check_same_coding(model.coding, data, "the data")
     if batch_size is not None:
         check_count("batch_size", batch_size)
@@ -291,7 +293,9 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
             "if x is its own target, a FileDataset, a data set or a DataLoader"
         )
     x, y = pair
-    return as_data_source(x, y, session.num_workers, floats=spec.float_dtype)
+    return as_data_source(
+        x, y, session.num_workers, floats=spec.float_dtype, engine=session.engine_class.name
+    )
 
 
 def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:

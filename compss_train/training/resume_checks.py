@@ -146,7 +146,12 @@ def warn_of_differences(checkpoint: Checkpoint, setting: Mapping[str, Any], *, f
 
 
 def check_same_fit(
-    checkpoint: Checkpoint, planned: Progress, options: FitOptions, workers: int
+    checkpoint: Checkpoint,
+    planned: Progress,
+    options: FitOptions,
+    workers: int,
+    *,
+    is_ray_data: bool = False,
 ) -> Progress:
     """Return the progress of the fit in a checkpoint; ``planned`` is that of the new fit.
 
@@ -164,7 +169,13 @@ def check_same_fit(
     saved_options = _without_changeable(progress.options)
     planned_options = _without_changeable(planned.options)
     differences = _differences(saved_options, planned_options, _defaults())
-    differences += _data_differences(progress.sizes, planned.sizes)
+    data_differences = _data_differences(progress.sizes, planned.sizes)
+    if data_differences and is_ray_data:
+        data_differences[-1] += (
+            ". The blocks of a Ray data set depend on the cluster; "
+            f"dataset.repartition({len(progress.sizes)}) before both fits makes the same ones"
+        )
+    differences += data_differences
     if differences:
         raise ValueError(
             f"{path} is the checkpoint of another fit: {_join_first(differences)}. Give the same "

@@ -149,7 +149,9 @@ def check(
     path, snapshot = checkpoint
     check_trainer(checkpoint, session, setting)
     check_same_coding(coding_in(snapshot), data, "this fit's data", f"those of {path}")
-    progress = check_same_fit(checkpoint, planned, options, session.num_workers)
+    progress = check_same_fit(
+        checkpoint, planned, options, session.num_workers, is_ray_data=data.is_ray_data
+    )
     _check_optimizers(snapshot, model)
     warn_of_differences(checkpoint, setting, fit="the fit resumes")
     last_record = snapshot.history[-1] if snapshot.history else {}

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
+from compss_train.data.remote_block import RemoteBlock
 from compss_train.engines.base import Ref, Traits
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.graph_engine import GraphEngine
@@ -82,7 +83,10 @@ class RayEngine(GraphEngine):
         return max(1, sum(node.cpus // threads for node in nodes))
 
     def _store(self, value: object) -> Stored:
-        """Put the value into the object store of the coordinator's node."""
+        """Put the value into the object store of the coordinator's node; those of Ray are there."""
+        if isinstance(value, RemoteBlock) and value.home == self.name:
+            stored: Stored = value.stored()  # type: ignore[attr-defined]  # a block of ``datasets``
+            return stored
         return self._put(SerializedValue.of(value))
 
     def _check_size(self, resources: Resources) -> None:
