@@ -9,6 +9,7 @@
 #   --gpus=N                  GPUs of the worker (0)
 #   --pythonpath=PATH         folders for modules, before the application's own and compss_train's
 #   --python_interpreter=PATH (default: $PYTHON, or the active python)
+#   --env_script=FILE         a script that the worker sources before it starts
 #   --graph                   write the graph of tasks, into monitor/complete_graph.dot of the run's log folder
 #   --dry-run                 print the command and the two XML files instead of running it
 #   --help
@@ -35,6 +36,7 @@ nodes=1
 units=1
 pythonpath=
 interpreter=
+env_script=
 dry_run=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -46,6 +48,7 @@ while [ $# -gt 0 ]; do
             fail "write $1=VALUE, in one word as for runcompss" ;;
         --pythonpath=*) pythonpath=${1#*=}: ;;
         --python_interpreter=*) interpreter=${1#*=} ;;
+        --env_script=*) env_script=${1#*=} ;;
         --graph) flags+=(--graph=true) ;;
         --dry-run) dry_run=yes ;;
         --project=* | --resources=*) fail "$1: this script writes both files; to use your own, call runcompss directly" ;;
@@ -91,6 +94,8 @@ end_run() {
 
 PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$root "$python" -m compss_train configure \
     --folder "$folder" --working-dir "$folder/workers" --nodes "$nodes" ${configure[@]+"${configure[@]}"} >&2
+# COMPSs sources only the script that the project file names.
+if [ -n "$env_script" ]; then printf 'source %q\n' "$(realpath "$env_script")" >>"$folder/environment.sh"; fi
 
 # The port after those of the workers; COMPSs's default is in the range of outgoing connections, which may use it.
 master_port=$(($(sed -n 's/.*<MaxPort>\(.*\)<.*/\1/p' "$folder/resources.xml" | tail -n 1) + 1))

@@ -17,6 +17,9 @@ from compss_train.reports.records import Axis
 
 Parser = argparse.ArgumentParser
 
+DEFAULT_PYTHON = "python3"
+"""What workers of COMPSs run without ``runcompss --python_interpreter``."""
+
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 """Dtypes of the samples that ``send`` reads; the first is the default."""
 TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
@@ -536,8 +539,8 @@ def doctor_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--python",
         metavar="FILE",
-        default=sys.executable,
-        help="the Python of the nodes (default: this one)",
+        default=DEFAULT_PYTHON,
+        help="runcompss's --python_interpreter (default: python3, as the nodes find it)",
     )
     _add_json(parser)
 
@@ -569,6 +572,12 @@ def configure_arguments(parser: Parser) -> None:
         metavar="FOLDER",
         default=Path(),
         help="folder of the two files (default: the current one)",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        default=sys.executable,
+        help="the Python of the workers (default: this one)",
     )
     parser.add_argument(
         "--install-dir",

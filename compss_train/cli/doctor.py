@@ -16,21 +16,27 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any, TypeVar
 
 from compss_train._utils import __version__
 from compss_train.cli import local_checks
+from compss_train.cli.arguments import DEFAULT_PYTHON
 from compss_train.cli.findings import Finding, installed_version, run_program, verdict
 from compss_train.cli.ray_checks import check_ray
 from compss_train.engines.compss import configuration
+from compss_train.engines.compss.configuration import Installation
 from compss_train.engines.nodes import Node, is_local, physical_cores
 
 T = TypeVar("T")
 
 COMPSS_DOCS = "https://compss-doc.readthedocs.io"
 JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME to its folder"
+
+DEFAULT_RESOURCES = Path("Runtime/configuration/xml/resources/default_resources.xml")
+"""In COMPSs's folder: the resources file of ``runcompss`` without ``--resources``."""
 
 SSH_TIMEOUT = 10.0
 """Seconds for a login, above ssh's own 5 for the connection."""
@@ -86,14 +92,19 @@ def configure(options: argparse.Namespace) -> int:
             options.nodes, options.units, options.gpus, first_port
         )
     project, resources = configuration.write(
-        options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir
+        options.folder,
+        workers,
+        python=options.python,
+        install_dir=options.install_dir,
+        working_dir=options.working_dir,
     )
     for node in workers:
         ports = f"ports {node.first_port} to {node.last_port}"
         print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, {ports}")
-    print(f"project.xml and resources.xml are in {options.folder.absolute()}")
+    folder = options.folder.absolute()
+    print(f"project.xml, resources.xml and {configuration.ENVIRONMENT_SCRIPT} are in {folder}")
     print(
-        f"start programs with: runcompss --lang=python --python_interpreter={sys.executable} "
+        f"start programs with: runcompss --lang=python --python_interpreter={options.python} "
         f"--project={project} --resources={resources} train.py"
     )
     return 0
@@ -115,13 +126,15 @@ def examine(options: argparse.Namespace, engine: str) -> list[Finding]:
             Finding("nodes", "missing", observation, "give each node an entry in both files")
         )
     findings += check_resources(declared)
+    if options.resources is None:
+        findings += check_default_resources()
     names = options.nodes or tuple(installed)
     if not names:  # COMPSs needs ssh to this machine too
         return [*findings, _check_ssh("localhost")]
 
     def check(node: str) -> list[Finding]:
-        folder = installed.get(node) or configuration.presumed_home()
-        return list(check_node(node, options.python, folder, declared.get(node)))
+        installation = installed.get(node, Installation())
+        return list(check_node(node, options.python, installation, declared.get(node)))
 
     with ThreadPoolExecutor(min(32, len(names))) as pool:
         for findings_of_node in pool.map(check, names):
@@ -235,6 +248,20 @@ def check_resources(declared: Mapping[str, Node]) -> Iterator[Finding]:
             yield from judge_gpus(node, gpus)
 
 
+def check_default_resources() -> Iterator[Finding]:
+    """Compare the units that runcompss declares without ``--resources`` with this machine's."""
+    path = configuration.presumed_home() / DEFAULT_RESOURCES
+    try:
+        declared = configuration.read_resources(path)
+    except configuration.UNREADABLE:
+        return
+    for node in declared.values():
+        finding = judge_units(node, os.cpu_count() or 1, physical_cores())
+        if is_local(node.name) and finding.state == "missing":
+            observation = f"{finding.found} in {path}, which runcompss reads without --resources"
+            yield replace(finding, state="warning", found=observation)
+
+
 def judge_units(node: Node, logical: int, physical: int) -> Finding:
     """Compare the units that are declared of a node with its logical and physical cores."""
     name = f"units of {node.name}"
@@ -273,18 +300,23 @@ def _check_ssh(node: str) -> Finding:
     return verdict(f"ssh to {node}", observation, advice, ready=ready)
 
 
-def check_node(node: str, python: str, folder: Path, declared: Node | None) -> Iterator[Finding]:
+def check_node(
+    node: str, python: str, installation: Installation, declared: Node | None
+) -> Iterator[Finding]:
     """Log into a node as COMPSs does to start its worker, and check Python, torch and COMPSs there.
 
-    ``folder`` is COMPSs's folder there, ``declared`` the node in the resources file.
+    ``python`` is the interpreter that runcompss is given; ``declared`` is the node in the resources
+    file.
     """
     login = _check_ssh(node)
     yield login
     if login.state == "missing":
         return
-    # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the
-    # remote command line.
-    command = [*SSH, node, "exec", shlex.quote(python), "-"]
+    folder = installation.folder or configuration.presumed_home()
+    # ssh joins words with blanks, so the script is quoted as a single word of the remote command
+    # line.
+    script = start_script(python, installation.environment)
+    command = [*SSH, node, "exec", "/bin/bash", "-c", shlex.quote(script)]
     result = run_program(command, PROBE_TIMEOUT, stdin=probe_program(folder))
     try:
         answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
@@ -293,7 +325,7 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
         advice = "install Python there under the same path, or name another with --python"
         yield Finding(f"Python on {node}", "missing", observation, advice)
         return
-    yield from _compare_versions(node, answer)
+    yield from _compare_versions(node, python, answer)
     observation = str(folder) if answer["compss"] else f"not in {folder}"
     advice = "install it there or correct InstallDir in project.xml"
     yield verdict(f"COMPSs on {node}", observation, advice, ready=answer["compss"])
@@ -306,7 +338,24 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
         yield from judge_gpus(declared, answer["gpus"])
 
 
-def _compare_versions(node: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
+def start_script(python: str, environment: Path | None) -> str:
+    """Return the shell script that starts Python as the workers of COMPSs start it.
+
+    They source the script that the project file names, get the folders of modules that the program
+    has, and activate its virtual environment.
+    """
+    modules = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    lines = []
+    if environment is not None:
+        lines.append(f"source {shlex.quote(str(environment))}")
+    lines.append(f"export PYTHONPATH={shlex.quote(modules)}")
+    activated = os.environ.get("VIRTUAL_ENV")
+    if activated:
+        lines.append(f"source {shlex.quote(activated)}/bin/activate")
+    return "\n".join([*lines, f"exec {shlex.quote(python)} -"])
+
+
+def _compare_versions(node: str, python: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
     """Compare what a node has installed with what this machine has."""
     versions = {
         "python": platform.python_version(),
@@ -317,9 +366,8 @@ def _compare_versions(node: str, answer: Mapping[str, Any]) -> Iterator[Finding]
         title = f"{name} on {node}"
         version_of_node = answer[name]
         if version_of_node is None:
-            observation = f"not importable ({answer['problems'][name]})"
-            advice = "install it there, or put it on a shared disk and name that with --pythonpath"
-            yield Finding(title, "missing", observation, advice)
+            observation = f"not importable by {answer['executable']} ({answer['problems'][name]})"
+            yield Finding(title, "missing", observation, _import_advice(python))
             continue
         agree = _significant(name, version_of_node) == _significant(name, version)
         observation = (
@@ -327,6 +375,17 @@ def _compare_versions(node: str, answer: Mapping[str, Any]) -> Iterator[Finding]
         )
         advice = "tasks are sent as pickles: use the same version on all nodes"
         yield verdict(title, observation, advice, ready=agree)
+
+
+def _import_advice(python: str) -> str:
+    """Return how workers find what their Python does not import."""
+    if python != DEFAULT_PYTHON:
+        return "install it there, or put it on a shared disk and name that with --pythonpath"
+    return (
+        f"workers run {python} as their node finds it: compss-train configure --hosts writes a "
+        f"project file with {sys.executable}, for runcompss and doctor --project; or give "
+        "--python_interpreter to runcompss, and --python to doctor"
+    )
 
 
 def _significant(name: str, version: str) -> str:
@@ -340,8 +399,8 @@ def _significant(name: str, version: str) -> str:
 # The trainer imports all dependencies of compss_train; the bare package imports none.
 PROBE = """
 import json, os, platform, shutil, sys
-sys.path.append({package_root!r})
 answer = {{"python": platform.python_version(), "cpus": os.cpu_count() or 1, "problems": {{}}}}
+answer["executable"] = sys.executable
 for name, module in (("torch", "torch"), ("compss_train", "compss_train.trainer")):
     try:
         answer[name] = str(__import__(module).__version__)
@@ -362,4 +421,4 @@ def probe_program(folder: Path) -> str:
     ``folder`` is COMPSs's folder on that node.
     """
     starter = folder / "Runtime/scripts/system/adaptors/nio/persistent_worker.sh"
-    return PROBE.format(package_root=str(Path(__file__).parents[2]), starter=str(starter))
+    return PROBE.format(starter=str(starter))

@@ -57,6 +57,7 @@ class FakeMachine:
         """Add a Python that answers the probe, with changes, and return its path."""
         versions = {"python": platform.python_version(), "torch": metadata.version("torch")}
         others = {
+            "executable": "/bin/python-there",
             "compss_train": __version__,
             "cpus": 4,
             "gpus": 0,
@@ -74,7 +75,9 @@ class FakeMachine:
     def findings(self, *nodes, **request):
         """Return what the doctor finds, by name; with nodes in COMPSs's two files."""
         if nodes:
-            project, resources = write(self.folder / "files", nodes, install_dir=self.home)
+            project, resources = write(
+                self.folder / "files", nodes, python="/no/python3", install_dir=self.home
+            )
             request = {"project": project, "resources": resources, **request}
         given = {
             "project": None,

@@ -118,7 +118,9 @@ def test_configure_writes_both_files(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     assert main(["configure", "--nodes", "2", "--units", "3", "--folder", str(folder)]) == 0
     assert len(configuration.read_project(folder / "project.xml")) == 2
-    assert "127.0.0.2: 3 CPU units, 0 GPUs" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "127.0.0.2: 3 CPU units, 0 GPUs" in printed
+    assert f"--python_interpreter={sys.executable}" in printed
     assert main(["configure", "--hosts", "n1, n2", "--gpus", "4", "--folder", str(folder)]) == 0
     assert [*configuration.read_resources(folder / "resources.xml")] == ["n1", "n2"]
 
@@ -197,7 +199,6 @@ def test_probe_in_a_real_python(machine, tmp_path):
     assert seen["python"] == platform.python_version()
     assert (seen["torch"], seen["compss"], seen["java"], seen["gpus"]) == (None, True, True, 0)
     assert seen["problems"]["torch"] == "OSError: libcudart is not there"
-    assert f"sys.path.append({str(Path(__file__).parents[2])!r})" in probe
 
 
 @pytest.mark.parametrize(
@@ -215,3 +216,67 @@ def test_units_are_compared_with_cores(machine, node, there, state):
     assert finding.state == state
     assert ("configure" in finding.advice) == (state != "ok")
     assert ("--cpu_affinity=disabled" in finding.advice) == (state == "missing")
+
+
+def test_the_units_of_compsss_default_file_are_compared(machine):
+    assert "units of localhost" not in machine.findings()
+    defaults = machine.home / doctor.DEFAULT_RESOURCES
+    defaults.parent.mkdir(parents=True)
+    defaults.write_text(configuration.resources_xml([WorkerNode("localhost", 4)]))
+    assert "units of localhost" not in machine.findings()
+    defaults.write_text(configuration.resources_xml([WorkerNode("localhost", 5)]))
+    finding = machine.findings()["units of localhost"]
+    assert finding.state == "warning"
+    assert f"5 declared, 2 cores in {defaults}" in finding.found
+
+
+NOTHING_THERE = {
+    "python": "3.6.0",
+    "torch": None,
+    "compss_train": None,
+    "cpus": 4,
+    "gpus": 0,
+    "java": True,
+    "compss": True,
+}
+PYTHON_OF_NODE = """#!/bin/sh
+cat <<END
+{{"executable": "$0", "problems": {{"torch": "in $PYTHONPATH", "compss_train": ""}}, {rest}}}
+END
+""".format(rest=json.dumps(NOTHING_THERE)[1:-1])
+
+
+def test_nodes_are_asked_by_the_way_of_their_workers(machine, monkeypatch, tmp_path):
+    """The system's python3, that of an active virtual environment, or that of the project file."""
+    monkeypatch.setenv("PATH", f"{machine.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.chdir(tmp_path)
+    pythons = {}
+    for name in ("system", "active", "written"):
+        folder = tmp_path / name / "bin"
+        folder.mkdir(parents=True)
+        (folder / "activate").write_text(f"PATH={folder}:$PATH")
+        (folder / "python3").write_text(PYTHON_OF_NODE)
+        (folder / "python3").chmod(0o755)
+        pythons[name] = folder / "python3"
+    (machine.bin / "python3").symlink_to(pythons["system"])
+
+    def asked(**request):
+        finding = machine.findings(**request)["torch on localhost"]
+        assert finding.state == "missing"
+        assert f"in {tmp_path}:/mine" in finding.found
+        return finding
+
+    finding = asked(nodes=("localhost",))
+    assert f"not importable by {machine.bin}/python3" in finding.found
+    assert "compss-train configure" in finding.advice
+    finding = asked(nodes=("localhost",), python=str(pythons["written"]))
+    assert f"not importable by {pythons['written']}" in finding.found
+    assert "compss-train configure" not in finding.advice
+    project, _ = configuration.write(
+        tmp_path / "files", [WorkerNode("localhost", 2)], python=str(pythons["written"])
+    )
+    assert str(pythons["written"]) in asked(project=project).found
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "active"))
+    assert str(pythons["active"]) in asked(nodes=("localhost",)).found

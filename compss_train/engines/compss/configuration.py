@@ -6,6 +6,7 @@ node has. Imports no torch, so that the doctor can use it.
 
 import os
 import random
+import shlex
 import shutil
 import socket
 from collections import Counter
@@ -163,32 +164,57 @@ def presumed_home() -> Path:
     return compss_home() or DEFAULT_HOME
 
 
+ENVIRONMENT_SCRIPT = "environment.sh"
+"""The file next to the project file that its nodes source before their worker starts."""
+
+
 def write(
     folder: Path,
     nodes: Sequence[WorkerNode],
     *,
+    python: str,
     install_dir: Path | None = None,
     working_dir: Path | None = None,
 ) -> tuple[Path, Path]:
     """Write ``project.xml`` and ``resources.xml`` into a folder; return both paths.
 
+    Workers run ``python3`` as their node finds it. So a script that the project file names puts the
+    folder of the interpreter ``python`` first on the ``PATH`` of the nodes.
     The folder is created if necessary.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    environment = folder.absolute() / ENVIRONMENT_SCRIPT
     project = folder / "project.xml"
     resources = folder / "resources.xml"
+    environment.write_text(environment_script(python), encoding="utf-8")
     project.write_text(
-        project_xml(nodes, install_dir=install_dir, working_dir=working_dir), encoding="utf-8"
+        project_xml(
+            nodes, environment=environment, install_dir=install_dir, working_dir=working_dir
+        ),
+        encoding="utf-8",
     )
     resources.write_text(resources_xml(nodes), encoding="utf-8")
     return project, resources
 
 
+def environment_script(python: str) -> str:
+    """Return the script by which nodes find an interpreter, given by an absolute path."""
+    return (
+        "# Nodes source this before their worker of COMPSs starts; runcompss ignores --env_script.\n"
+        f"export PATH={shlex.quote(str(Path(python).parent))}:$PATH\n"
+    )
+
+
 def project_xml(
-    nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
+    nodes: Sequence[WorkerNode],
+    *,
+    environment: Path,
+    install_dir: Path | None = None,
+    working_dir: Path | None = None,
 ) -> str:
     """Return the project file: the nodes, with the folders of COMPSs and of workers' files on them.
 
+    ``environment`` is the script that each node sources.
     By default workers' files are in a folder with the user's name, since users may share a machine.
     """
     installed = install_dir or presumed_home()
@@ -202,6 +228,8 @@ def project_xml(
         # One folder per node: a worker that ends removes the run's folder. If workers on one
         # machine shared it, the others would wait for their files forever.
         _add(entry, "WorkingDir", f"{(working / node.name).absolute()}/")
+        # COMPSs 3.3 reads the schema's PythonInterpreter, but does not use it.
+        _add(_add(entry, "Application"), "EnvironmentScript", str(environment))
     return _document(root)
 
 
@@ -237,6 +265,16 @@ def _document(root: ElementTree.Element) -> str:
     return f'<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n{body}\n'
 
 
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What a project file says of COMPSs on a node; ``None`` for what it does not say."""
+
+    folder: Path | None = None
+    """The folder of COMPSs."""
+    environment: Path | None = None
+    """The script that is sourced before the node's worker starts."""
+
+
 UNREADABLE = (OSError, ElementTree.ParseError)
 """Exceptions of reading a file that is missing or is not XML."""
 
@@ -247,10 +285,20 @@ def read_nodes(project: Path, resources: Path) -> list[Node]:
     return [node for node in read_resources(resources).values() if node.name in names]
 
 
-def read_project(path: Path) -> dict[str, Path | None]:
-    """Return the nodes of a project file, each with the folder of COMPSs there, if it names one."""
-    folders = {entry.get("Name", ""): entry.findtext("{*}InstallDir") for entry in _entries(path)}
-    return {name: Path(folder) if folder else None for name, folder in folders.items()}
+def read_project(path: Path) -> dict[str, Installation]:
+    """Return the nodes of a project file by name, with what it says of COMPSs on them."""
+    return {
+        entry.get("Name", ""): Installation(
+            folder=_path_in(entry, "{*}InstallDir"),
+            environment=_path_in(entry, "{*}Application/{*}EnvironmentScript"),
+        )
+        for entry in _entries(path)
+    }
+
+
+def _path_in(entry: ElementTree.Element, tag: str) -> Path | None:
+    text = entry.findtext(tag)
+    return Path(text) if text else None
 
 
 def read_resources(path: Path) -> dict[str, Node]:

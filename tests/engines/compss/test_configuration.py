@@ -21,7 +21,13 @@ from compss_train.engines import calls
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import configuration, task_body
-from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, project_xml, write
+from compss_train.engines.compss.configuration import (
+    Installation,
+    WorkerNode,
+    loopback_nodes,
+    project_xml,
+    write,
+)
 from compss_train.engines.compss.task_body import bound_resources, run_task
 from compss_train.engines.mapping import map_chunk
 from compss_train.engines.nodes import Node, physical_cores
@@ -37,11 +43,27 @@ def entries(xml):
 
 def test_project_file():
     first, second = entries(
-        project_xml(loopback_nodes(2, 1), install_dir=Path("/c"), working_dir=Path("/w"))
+        project_xml(
+            loopback_nodes(2, 1),
+            environment=Path("/f/environment.sh"),
+            install_dir=Path("/c"),
+            working_dir=Path("/w"),
+        )
     )
     assert [entry.get("Name") for entry in (first, second)] == ["127.0.0.1", "127.0.0.2"]
     assert (first.findtext("InstallDir"), first.findtext("WorkingDir")) == ("/c/", "/w/127.0.0.1/")
     assert second.findtext("WorkingDir") == "/w/127.0.0.2/"
+    assert second.findtext("Application/EnvironmentScript") == "/f/environment.sh"
+
+
+def test_nodes_find_the_interpreter_first(tmp_path):
+    folder = tmp_path / "an environment" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python3").symlink_to("/bin/echo")
+    write(tmp_path, loopback_nodes(1), python=str(folder / "python"))
+    script = f"source {tmp_path}/{configuration.ENVIRONMENT_SCRIPT}; python3 it is"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "it is\n"
 
 
 def test_resources_file():
@@ -67,7 +89,7 @@ def test_files_agree_with_the_schemas(tmp_path):
     schemas = HOME / "Runtime/configuration/xml"
     for nodes in (loopback_nodes(3), loopback_nodes(1, gpus=2)):
         for file, schema in zip(
-            write(tmp_path, nodes), ("projects/project", "resources/resources"), strict=True
+            write(tmp_path, nodes, python="/p/python"), ("projects/project", "resources/resources"), strict=True
         ):
             command = ["xmllint", "--noout", "--schema", schemas / f"{schema}_schema.xsd", file]
             subprocess.run(command, check=True, capture_output=True)
@@ -75,7 +97,10 @@ def test_files_agree_with_the_schemas(tmp_path):
 
 PROJECT = """<p:Project xmlns:p="urn:project">
   <p:MasterNode/>
-  <p:ComputeNode Name="a"><p:InstallDir>/opt/COMPSs/</p:InstallDir></p:ComputeNode>
+  <p:ComputeNode Name="a">
+    <p:InstallDir>/opt/COMPSs/</p:InstallDir>
+    <p:Application><p:EnvironmentScript>/opt/modules.sh</p:EnvironmentScript></p:Application>
+  </p:ComputeNode>
   <p:ComputeNode Name="b"/>
 </p:Project>"""
 RESOURCES = """<ResourcesList>
@@ -102,15 +127,22 @@ def files(tmp_path):
 
 def test_what_is_written_is_read(tmp_path):
     project, resources = write(
-        tmp_path, [WorkerNode("a", 4), WorkerNode("b", 2, 3)], install_dir=Path("/c")
+        tmp_path,
+        [WorkerNode("a", 4), WorkerNode("b", 2, 3)],
+        python="/p/python",
+        install_dir=Path("/c"),
     )
-    assert configuration.read_project(project) == {"a": Path("/c"), "b": Path("/c")}
+    installation = Installation(Path("/c"), tmp_path / configuration.ENVIRONMENT_SCRIPT)
+    assert configuration.read_project(project) == {"a": installation, "b": installation}
     assert configuration.read_nodes(project, resources) == [Node("a", 4, 0), Node("b", 2, 3)]
 
 
 def test_files_written_by_others(files):
     project, resources = files
-    assert configuration.read_project(project) == {"a": Path("/opt/COMPSs"), "b": None}
+    assert configuration.read_project(project) == {
+        "a": Installation(Path("/opt/COMPSs"), Path("/opt/modules.sh")),
+        "b": Installation(),
+    }
     assert configuration.read_resources(resources) == {"a": Node("a", 6, 3), "c": Node("c", 0, 0)}
     assert configuration.read_nodes(project, resources) == [Node("a", 6, 3)]
 
