@@ -6,7 +6,6 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -239,11 +238,12 @@ NOTHING_THERE = {
     "java": True,
     "compss": True,
 }
-PYTHON_OF_NODE = """#!/bin/sh
-cat <<END
-{{"executable": "$0", "problems": {{"torch": "in $PYTHONPATH", "compss_train": ""}}, {rest}}}
-END
-""".format(rest=json.dumps(NOTHING_THERE)[1:-1])
+ANSWER = {
+    "executable": "$0",
+    "problems": {"torch": "in $PYTHONPATH", "compss_train": ""},
+    **NOTHING_THERE,
+}
+PYTHON_OF_NODE = f"#!/bin/sh\ncat <<END\n{json.dumps(ANSWER)}\nEND\n"
 
 
 def test_nodes_are_asked_by_the_way_of_their_workers(machine, monkeypatch, tmp_path):

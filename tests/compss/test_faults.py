@@ -28,7 +28,16 @@ def test_a_tasks_exception_reaches_the_user_with_its_traceback(run, tmp_path):
 def test_a_worker_process_that_dies_ends_the_run(run, tmp_path):
     done = run("faulty.py", "die", tmp_path / "flag", seconds=120)
     assert done.returncode == 1, done.output
-    assert "WorkerLostError: COMPSs lost a task" in done.output
+    assert re.search(r"COMPSs lost a task: its worker process on .* died", done.output)
+    assert "trained to the end" not in done.output
+
+
+@pytest.mark.timeout(250)
+def test_a_node_that_dies_is_named(run, tmp_path):
+    flags = ("--nodes=2", "--units=1")
+    done = run("faulty.py", "node", tmp_path / "flag", seconds=200, flags=flags)
+    assert done.returncode == 1, done.output
+    assert re.search(r"WorkerLostError: .* node 127\.0\.0\.[12] no longer answers", done.output)
     assert "trained to the end" not in done.output
 
 

@@ -200,7 +200,7 @@ def write(
 def environment_script(python: str) -> str:
     """Return the script by which nodes find an interpreter, given by an absolute path."""
     return (
-        "# Nodes source this before their worker of COMPSs starts; runcompss ignores --env_script.\n"
+        "# Nodes source this before their worker starts; runcompss ignores --env_script.\n"
         f"export PATH={shlex.quote(str(Path(python).parent))}:$PATH\n"
     )
 
@@ -314,6 +314,19 @@ def read_resources(path: Path) -> dict[str, Node]:
         name = entry.get("Name", "")
         nodes[name] = Node(name, units["CPU"], units["GPU"])
     return nodes
+
+
+def read_ports(path: Path) -> dict[str, range]:
+    """Return the ports of a resources file by node; those of a node that names none are empty."""
+    ports = {}
+    for entry in _entries(path):
+        first, last = (
+            entry.findtext(f"{{*}}Adaptors/{{*}}Adaptor/{{*}}Ports/{{*}}{name}", "").strip()
+            for name in ("MinPort", "MaxPort")
+        )
+        declared = first.isdecimal() and last.isdecimal()
+        ports[entry.get("Name", "")] = range(int(first), int(last) + 1) if declared else range(0)
+    return ports
 
 
 def _entries(path: Path) -> list[ElementTree.Element]:

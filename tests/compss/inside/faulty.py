@@ -1,5 +1,6 @@
-"""Trains networks that fail: faulty.py raise|die|wait|stop|kill|never FLAG_FILE; stop and kill
-happen once.
+"""Trains networks that fail: faulty.py raise|die|wait|stop|kill|node|never FLAG_FILE.
+
+What stop, kill and node (all processes of COMPSs's worker) do happens once.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -33,10 +35,24 @@ class Faulty(nn.Module):
         if self.how in ("stop", "kill") and not self.flag.exists():
             self.flag.touch()
             os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
+        if self.how == "node" and not self.flag.exists():
+            self.flag.touch()
+            kill_node()
         if self.how == "wait":
             self.flag.touch()
             hang()
         return self.linear(x)
+
+
+def kill_node():
+    """End the worker of COMPSs that this process belongs to, with all its processes."""
+    worker = next(
+        process for process in psutil.Process().parents() if "NIOWorker" in str(process.cmdline())
+    )
+    processes = worker.children(recursive=True)
+    worker.kill()
+    for process in processes:
+        process.kill()
 
 
 def main():

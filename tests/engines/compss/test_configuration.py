@@ -89,7 +89,9 @@ def test_files_agree_with_the_schemas(tmp_path):
     schemas = HOME / "Runtime/configuration/xml"
     for nodes in (loopback_nodes(3), loopback_nodes(1, gpus=2)):
         for file, schema in zip(
-            write(tmp_path, nodes, python="/p/python"), ("projects/project", "resources/resources"), strict=True
+            write(tmp_path, nodes, python="/p/python"),
+            ("projects/project", "resources/resources"),
+            strict=True,
         ):
             command = ["xmllint", "--noout", "--schema", schemas / f"{schema}_schema.xsd", file]
             subprocess.run(command, check=True, capture_output=True)
