@@ -35,6 +35,7 @@ from compss_train.model.counted import Counted
 from compss_train.model.gradients import Gradients
 from compss_train.model.lightning_style import configured_schedule
 from compss_train.model.net_optimizers import bound_to_copy
+from compss_train.model.output_loss import OUTPUT_LOSS, count_for
 from compss_train.model.resolving import (
     MetricSpec,
     resolve_loss,
@@ -174,8 +175,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             One of EDDL's names, or a callable of (output, target) that returns a mean over the
             batch. ``cross_entropy`` and ``softmax_cross_entropy`` take logits,
             ``categorical_cross_entropy`` takes probabilities, such as the outputs of a softmax.
-            ``Counted(function, count=...)`` is a mean over what the count says. May be left out
-            with a training step.
+            ``Counted(function, count=...)`` is a mean over what the count says.
+            ``"output.loss"`` is the loss that the network returns, which gets y as ``labels=``:
+            docs/language-models.md. May be left out with a training step.
         metric:
             Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list
             of these, or a dict whose keys are their names in the history. docs/watching.md explains
@@ -195,9 +197,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         collate:
             Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x
             without targets, that returns x and y, or x (one ``PackedSequence``); for ``predict(x)``
-            it gets (x, y) with zero in place of y, or x where it does not take that. ``None``
-            (default) stacks samples, and pads sequences of different lengths: x with 0, integer
-            targets with -100, which losses ignore.
+            it gets (x, y) with zero in place of y, or x where it does not take that. Collators of
+            Hugging Face get samples as dicts. With ``loss``, a dict that is made without y is
+            inputs and ``labels``, and a pair is x and y. ``None`` (default) stacks samples, and
+            pads sequences of different lengths: x with 0, integer targets with -100, which losses
+            ignore.
         precision:
             ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16;
             parameters keep their dtype. With float16, losses are scaled (``torch.amp.GradScaler``),
@@ -254,7 +258,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             net=network,
             optimizer=factory,
             loss=no_loss if function is None else resolve_loss(function),
-            loss_count=loss.count if isinstance(loss, Counted) else None,
+            loss_count=_loss_count(loss, network),
             measures=resolve_metrics(metric, function),
             transform=transform,
             train_transform=as_train_transform(train_transform),
@@ -804,3 +808,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         self._session.end(kill=kind is not None)
+
+
+def _loss_count(
+    loss: str | losses.BatchFunction | Counted | None, net: nn.Module
+) -> Callable[[Any], Any] | None:
+    """Return what says what a loss is a mean over; ``None`` where the loss itself tells."""
+    if isinstance(loss, Counted):
+        return loss.count
+    return count_for(net) if loss == OUTPUT_LOSS else None

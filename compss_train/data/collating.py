@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data.block import as_tensor
 from compss_train.data.layout import quote_names
 from compss_train.data.ragged import Ragged
+from compss_train.data.sample_roles import TARGETS
 from compss_train.data.values import check_dtype, check_values, holds_numbers, signed, tensor_of
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -20,20 +22,61 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return x and y of a batch that the function ``collate`` of ``build`` makes of samples.
 
-    It gets a list of (x, y), or of x without targets, and must return a batch of the same kind.
-    Raises ``TypeError`` for other results.
+    It gets a list of (x, y), or of x without targets, and must return a batch of the same kind. A
+    collator of Hugging Face gets samples with their labels, and makes one dict of them. Raises
+    ``TypeError`` for other results.
     """
     if pairs[0][1] is None:
         return _in_tensors(collate([x for x, _ in pairs])), None
     if isinstance(collate, PredictionCollate):
+        if takes_whole_samples(collate.collate):
+            return collate([x for x, _ in pairs]), None
         collate = collate.collate
-    batch = collate(pairs)
+    if takes_whole_samples(collate):
+        return _in_tensors(collate([_whole(*pair) for pair in pairs])), None
+    try:
+        batch = collate(pairs)
+    except Exception as error:
+        if isinstance(pairs[0][0], Mapping):
+            error.add_note(
+                "collate= was called with a list of (x, y). A function for whole samples is given "
+                "as Samples(dataset, collate=...), or as collate_fn= of a DataLoader."
+            )
+        raise
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(
             f"collate returned a {type(batch).__name__} for a list of (x, y); return two parts, "
             "as (x, y)"
         )
     return _in_tensors(batch[0]), _in_tensors(batch[1])
+
+
+def takes_whole_samples(collate: Collate) -> bool:
+    """Return whether a function is a collator of Hugging Face; imports nothing."""
+    function = collate.func if isinstance(collate, partial) else collate
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] == "transformers"
+
+
+def _whole(x: Any, y: Any = None) -> dict[str, Any]:
+    """Return a sample as a dict with the names of Hugging Face's tokenizers."""
+    sample = dict(x) if isinstance(x, Mapping) else {"input_ids": x}
+    return sample if y is None else {**sample, "labels": y}
+
+
+def split_targets(made: Any) -> tuple[Any, Any]:
+    """Return x and y of a batch that was made of samples without y, for a loss.
+
+    A mapping is inputs with targets, by the names in ``TARGETS``, and a pair is x and y; anything
+    else is x, and y is ``None``.
+    """
+    if isinstance(made, Mapping):
+        inputs = dict(made)
+        name = next((name for name in TARGETS if name in inputs), None)
+        return inputs, None if name is None else inputs.pop(name)
+    if type(made) is tuple and len(made) == 2:
+        return made
+    return made, None
 
 
 def _in_tensors(part: Any) -> Any:
@@ -57,6 +100,8 @@ class PredictionCollate:
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return x of the batch; if all ways fail, raise the error for (x, y), with a note."""
+        if takes_whole_samples(self.collate):
+            return split_targets(self.collate([_whole(x) for x in samples]))[0]
         failures: list[Exception] = []
         for shape in ((), (1,)):
             pairs = [(x, torch.zeros(shape, dtype=torch.int64)) for x in samples]
@@ -65,7 +110,7 @@ class PredictionCollate:
             except Exception as error:
                 failures.append(error)
         try:
-            return self.collate(samples)
+            return split_targets(self.collate(samples))[0]
         except Exception as error:
             failures[0].add_note(
                 "predict has no y: collate was called with a list of (x, y), with zeros in place "

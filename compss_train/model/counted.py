@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compss_train.model.losses import BatchFunction
+from compss_train.model.output_loss import OUTPUT_LOSS
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Counted:
     Parameters
     ----------
     function:
-        The loss: a function of a batch's outputs and targets that returns a mean.
+        The loss: a function of a batch's outputs and targets that returns a mean; or
+        ``"output.loss"``, the network's own.
     count:
         A function of the targets that returns what the mean is over, such as ``lambda y: (y !=
         -100).sum()``: one finite number of at least 0. A batch of count 0 has no share, and its
@@ -26,13 +28,13 @@ class Counted:
     Raises ``TypeError`` for what is not a function.
     """
 
-    function: BatchFunction
+    function: BatchFunction | str
     count: Callable[[Any], Any]
 
     def __post_init__(self) -> None:
         for name in ("function", "count"):
             value = getattr(self, name)
-            if not callable(value):
+            if not callable(value) and (name, value) != ("function", OUTPUT_LOSS):
                 raise TypeError(
                     f"Counted({name}={value!r}): give a function; losses by name are counted "
                     "without Counted"

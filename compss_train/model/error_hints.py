@@ -183,6 +183,8 @@ def _description(batch: Any) -> str:
 
 def tensors(values: Any) -> list[Tensor]:
     """Return the tensors of a batch; of packed sequences, their items."""
+    if isinstance(values, Mapping):  # what a collate of Hugging Face makes is no dict
+        values = dict(values)
     parts = [leaf.data if isinstance(leaf, PackedSequence) else leaf for leaf in leaves(values)]
     return [part for part in parts if isinstance(part, Tensor)]
 

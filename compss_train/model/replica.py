@@ -1,12 +1,11 @@
 """``ModelReplica``: a copy of the model, through which batches go."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import is_sequence, map_leaves
@@ -16,6 +15,7 @@ from compss_train.model.error_hints import dtypes, error_notes, kind_of, label_h
 from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep
 from compss_train.model.losses import is_from_library, suitable_target
 from compss_train.model.measurements import measured_number
+from compss_train.model.output_loss import output_loss, part_of
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_loss import TrainingLoss, checked_count
 from compss_train.model.training_spec import Precision, TrainingSpec
@@ -92,13 +92,14 @@ class ModelReplica:
         """Return a batch transformed for the network."""
         return x if self.transform is None else self.transform(x)
 
-    def predict(self, x: Any) -> Any:
-        """Return the outputs of a transformed batch.
+    def predict(self, x: Any, labels: Any = None) -> Any:
+        """Return the outputs of a transformed batch; a network with its own loss gets ``labels``.
 
         A batch that the network does not take is converted to the dtype of its parameters: floats
         first, and then integers, too. Networks that take integers, as embeddings do, therefore get
         integers.
         """
+        net = self.net if labels is None else partial(self.net, labels=labels)
         failures: dict[int, Exception] = {}
         tried: list[list[str]] = []
         for stage in range(self._stage, len(_STAGES)):
@@ -106,7 +107,7 @@ class ModelReplica:
             if tried and dtypes(converted) in tried:
                 continue
             try:
-                result = outputs(self.net, self._formatted(converted))
+                result = outputs(net, self._formatted(converted))
             except (RuntimeError, ValueError) as error:  # the latter by recurrent layers
                 tried.append(dtypes(converted))
                 failures[stage] = error
@@ -135,12 +136,17 @@ class ModelReplica:
         the outputs' own ``loss`` is taken. Raises ``TypeError`` for outputs and ``ValueError`` for
         shapes that the loss does not take.
         """
-        output = self.predict(x)
         target = self._converted(x if y is None else y, _TARGETS)
+        if self.spec.loss is output_loss:
+            output = self.predict(x, labels=None if y is None else target)
+            loss, counted = self.loss.of_batch(output, target, weight)
+            logits = part_of(output, "logits")
+            return StepResult(loss, output if logits is None else logits, target, counted=counted)
+        output = self.predict(x)
         if not isinstance(output, torch.Tensor):
             takes_tensor = is_from_library(self.spec.loss)
-            loss_of_network = _part_of(output, "loss") if y is None else None
-            logits = _part_of(output, "logits")
+            loss_of_network = part_of(output, "loss") if y is None else None
+            logits = part_of(output, "logits")
             if takes_tensor and logits is not None:
                 output = logits
             if loss_of_network is not None:
@@ -301,7 +307,7 @@ def _with_channels_last(part: Any) -> Any:
     return part
 
 
-def outputs(net: nn.Module, x: Any) -> Any:
+def outputs(net: Callable[..., Any], x: Any) -> Any:
     """Return the network's outputs for x.
 
     A tuple or list is passed as arguments, a dict as keyword arguments.
@@ -309,9 +315,3 @@ def outputs(net: nn.Module, x: Any) -> Any:
     if isinstance(x, dict):
         return net(**x)
     return net(*x) if is_sequence(x) else net(x)
-
-
-def _part_of(output: Any, name: str) -> Any:
-    """Return a part of outputs that have names, as those of Hugging Face's models, or ``None``."""
-    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-    return part if isinstance(part, torch.Tensor) else None

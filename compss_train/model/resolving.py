@@ -15,6 +15,7 @@ from compss_train.model.measurements import Measures, Metric
 from compss_train.model.metrics import METRICS, accuracy_for
 from compss_train.model.net_optimizers import NetOptimizer, SeveralOptimizers, net_optimizer
 from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.output_loss import OUTPUT_LOSS, output_loss
 from compss_train.model.torch_metric import TorchMetric
 from compss_train.model.training_step import Step, as_step
 from compss_train.reports.records import BOOKKEEPING
@@ -38,9 +39,11 @@ def resolve_loss(
     A class of ``nn.Module`` (``torch.nn.MSELoss``, as dislib takes it) is instantiated without
     arguments.
 
-    Raises ``ValueError`` for an unknown name, with the known ones and the most similar, and
-    ``TypeError`` for anything else.
+    ``"output.loss"`` is the network's own. Raises ``ValueError`` for an unknown name, with the
+    known ones and the most similar, and ``TypeError`` for anything else.
     """
+    if loss == OUTPUT_LOSS:
+        return output_loss
     return _resolve_function("loss", loss, known)
 
 

@@ -18,7 +18,7 @@ from compss_train.model.parts import Part, joined
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, cut_batches
-from compss_train.worker.preparing import collated
+from compss_train.worker.preparing import collated, with_targets
 from compss_train.worker.source import Source, retry_without_gpu_rows, source_of
 from compss_train.worker.work import Job, Work
 
@@ -52,6 +52,8 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
         transform = _Transform(replica)
         accumulator = MetricAccumulator(replica.measures)
         for batch in _collated_batches(replica, source):
+            if replica.validation_step is None:
+                batch = with_targets(batch)
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
                     result = _result(replica, batch._replace(x=transform(batch.x)))

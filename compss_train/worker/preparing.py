@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from compss_train._utils.nested import leaves, map_leaves
-from compss_train.data.collating import collate_batch
+from compss_train.data.collating import collate_batch, split_targets
 from compss_train.data.order import transform_seed
 from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader
@@ -44,6 +44,8 @@ def _prepared(batch: Batch, replica: ModelReplica, job: Job) -> Batch:
 
     with random_state(seed_at(batch.position), replica.device):
         collated_batch = collated(batch, replica, job.reader, reseed)
+        if replica.training_step is None:
+            collated_batch = with_targets(collated_batch)
         samples = collated_batch.samples
         if not samples:
             return collated_batch
@@ -86,6 +88,14 @@ def collated(
     x = map_leaves(_padded, batch.x)
     y = map_leaves(_padded_target, batch.y)
     return batch._replace(x=x, y=y, samples_before=batch.samples)
+
+
+def with_targets(batch: Batch) -> Batch:
+    """Return a batch for a loss: its targets may be a part of what ``collate`` made."""
+    if not batch.as_made:
+        return batch
+    x, y = split_targets(batch.x)
+    return batch._replace(x=x, y=y)
 
 
 def _padded(part: Any) -> Any:

@@ -28,6 +28,7 @@ PRINTED = {
     "docs/models.md": r"^\['accuracy', 'sparsity', 'val_accuracy'\]\n"
     r"\{'like': \(400, 2\), 'stars': \(400,\)\}\n$",
     "docs/export.md": r"^torch.Size\(\[3, 2\]\)\n$",
+    "docs/language-models.md": r"^True\nthe cat sat",
     "docs/learning.md": r"^25 5 batches average None",
     "docs/from-dislib.md": r"^\{'loss': 0\.\d+\}\n$",
     "docs/from-djl-and-partially-shuffle.md": r"^\[-0\.2 -0\.2\]\n$",
@@ -46,6 +47,7 @@ ON_PROCESSES = ("README.md", "docs/start.md", "docs/files.md")
 """Examples that run on local processes, as those of users do."""
 PACKAGES = {
     "docs/data.md": ("pandas", "datasets"),
+    "docs/language-models.md": ("datasets", "tokenizers", "transformers"),
     "docs/watching.md": ("torchmetrics", "mlflow", "sqlalchemy"),
 }
 
