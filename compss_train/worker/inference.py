@@ -52,7 +52,7 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
         transform = _Transform(replica)
         accumulator = MetricAccumulator(replica.measures)
         for batch in _collated_batches(replica, source):
-            if replica.validation_step is None:
+            if batch.as_made and replica.validation_step is None:
                 batch = with_targets(batch)
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():

@@ -44,7 +44,7 @@ def _prepared(batch: Batch, replica: ModelReplica, job: Job) -> Batch:
 
     with random_state(seed_at(batch.position), replica.device):
         collated_batch = collated(batch, replica, job.reader, reseed)
-        if replica.training_step is None:
+        if collated_batch.as_made and replica.training_step is None:
             collated_batch = with_targets(collated_batch)
         samples = collated_batch.samples
         if not samples:
@@ -91,9 +91,7 @@ def collated(
 
 
 def with_targets(batch: Batch) -> Batch:
-    """Return a batch for a loss: its targets may be a part of what ``collate`` made."""
-    if not batch.as_made:
-        return batch
+    """Return a batch ``as_made`` for a loss: targets may be a part of what ``collate`` made."""
     x, y = split_targets(batch.x)
     return batch._replace(x=x, y=y)
 
