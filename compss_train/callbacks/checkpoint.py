@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils import files, validation
-from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
+from compss_train.callbacks.monitoring import Mode, is_better, mode_of
 from compss_train.data.locations import is_remote
 from compss_train.exceptions import BadCheckpointError
+from compss_train.reports.records import monitored_number
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
 from compss_train.training.remote_checkpoints import RemoteFolder
@@ -209,7 +210,7 @@ class Checkpoint(Callback):
     def _is_best(self, record: Mapping[str, Any]) -> bool:
         if self.best is None:
             return False
-        value = value_of(record, self.best)
+        value = monitored_number(record, self.best)
         if not is_better(value, self._best_value, self.mode):
             return False
         self._best_value = value

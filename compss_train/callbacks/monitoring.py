@@ -1,13 +1,11 @@
 """Monitoring of a field of the records: its best value, and early stopping."""
 
 import math
-from collections.abc import Mapping
-from numbers import Real
 from typing import Any, Literal
 
-from compss_train._utils.validation import check_choice, check_count, check_non_negative, suggestion
+from compss_train._utils.validation import check_choice, check_count, check_non_negative
 from compss_train.model.parameters import Parameters
-from compss_train.reports.records import AVERAGED_PREFIX, measured_names
+from compss_train.reports.records import AVERAGED_PREFIX, monitored_number
 from compss_train.training.callback import Callback
 from compss_train.training.trainer_protocol import TrainerProtocol
 
@@ -54,19 +52,6 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
     if best is None:
         return not math.isnan(value)
     return (best - value if mode == "min" else value - best) > min_delta
-
-
-def value_of(record: Mapping[str, Any], monitor: str) -> float:
-    """Return the monitored number of a record; raise ``ValueError`` if it has none of that name."""
-    if monitor not in record:
-        names = measured_names(record)
-        raise ValueError(
-            f"records have no {monitor!r} but {', '.join(names)}{suggestion(monitor, names)}"
-        )
-    value = record[monitor]
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{monitor!r} is {value!r}; monitoring needs a single number")
-    return float(value)
 
 
 class EarlyStopping(Callback):
@@ -166,7 +151,7 @@ class EarlyStopping(Callback):
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit if it has not improved for long enough."""
-        value = value_of(record, self.monitor)
+        value = monitored_number(record, self.monitor)
         last = self._epoch
         self._epoch = record.get("epoch", last or 0)
         if is_better(value, self.best, self.mode, min_delta=self.min_delta):

@@ -4,12 +4,13 @@ They bring their own ``training_step``, ``validation_step`` and ``configure_opti
 """
 
 import inspect
+from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from compss_train.model.schedule import Schedule, ScheduleUnit
 from compss_train.model.training_step import StepContext
@@ -38,7 +39,10 @@ _HOOKS = {
 _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins")
 """Packages whose classes have hooks that do nothing."""
 
-_SCHEDULER_OPTIONS = {"scheduler", "interval", "frequency", "monitor", "strict", "name"}
+_USAGE = (
+    "return one optimizer, and at most one scheduler; or give the latter as build(schedule=...), "
+    "several optimizers as build(optimizer={module: ...}, training_step=...)"
+)
 
 
 class ModuleStep:
@@ -50,26 +54,8 @@ class ModuleStep:
     def __call__(self, net: nn.Module, batch: Any, context: StepContext) -> Any:
         """Call the method; values it passes to ``self.log`` are recorded."""
 
-        def log(
-            name: str,
-            value: Any,
-            *_: Any,
-            reduce_fx: Any = "mean",
-            batch_size: float | None = None,
-            **__: Any,
-        ) -> None:
-            if reduce_fx not in ("mean", torch.mean):
-                raise TypeError(
-                    f"log({name!r}, reduce_fx={reduce_fx!r}): records have means over the samples; "
-                    "leave reduce_fx out"
-                )
-            context.log(name, value, count=batch_size)
-
-        def log_dict(values: dict[str, Any], *_: Any, **options: Any) -> None:
-            for name, value in values.items():
-                log(name, value, **options)
-
-        vars(net).update(log=log, log_dict=log_dict)
+        log = _Log(context)
+        vars(net).update(log=log, log_dict=log.all)
         method = getattr(net, self.__name__)
         parameters = inspect.signature(method).parameters
         try:
@@ -79,6 +65,57 @@ class ModuleStep:
 
     def __repr__(self) -> str:
         return self.__name__
+
+
+class _Log:
+    """``self.log`` of a module while one of its steps runs, with Lightning's arguments.
+
+    Where and how often Lightning would show a number (``prog_bar``, ``logger``, ``on_step``,
+    ``on_epoch``) makes no difference to records, which have its mean over the samples of all
+    workers (``sync_dist``). What would change the mean is an error.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+
+    def __call__(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: float | None = None,
+        *,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log a number, which is a mean over ``batch_size``, by default the samples."""
+        refused: dict[str, Any] = {}
+        if reduce_fx not in ("mean", torch.mean):
+            refused["reduce_fx"] = reduce_fx
+        if sync_dist_group is not None:
+            refused["sync_dist_group"] = sync_dist_group
+        if rank_zero_only:
+            refused["rank_zero_only"] = rank_zero_only
+        for option, choice in refused.items():
+            shown = getattr(choice, "__name__", repr(choice))
+            raise TypeError(
+                f"log({name!r}, {option}={shown}): records have means over the samples of all "
+                f"workers, or over batch_size=; leave {option} out"
+            )
+        self._context.log(name, value, count=batch_size)
+
+    def all(self, dictionary: Mapping[str, Any], *arguments: Any, **options: Any) -> None:
+        """Log several numbers, as ``self.log_dict``."""
+        for name, value in dictionary.items():
+            self(name, value, *arguments, **options)
 
 
 def check_hooks(net: nn.Module) -> None:
@@ -108,6 +145,17 @@ def check_hooks(net: nn.Module) -> None:
         )
 
 
+class Configured(NamedTuple):
+    """What ``configure_optimizers`` has returned, in one of Lightning's forms."""
+
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | None = None
+    interval: Literal["epoch", "step"] = "epoch"
+    """What the scheduler is stepped after."""
+    monitor: str | None = None
+    """The number that ``ReduceLROnPlateau`` is stepped with."""
+
+
 class ConfiguredOptimizer:
     """What ``configure_optimizers`` of a Lightning-style module returns: an optimizer."""
 
@@ -117,39 +165,58 @@ class ConfiguredOptimizer:
         Raises ``TypeError`` for several optimizers or schedulers, and for options of schedulers
         that are not known.
         """
-        optimizer, _, _ = configured(net)
-        return optimizer
+        return configured(net).optimizer
 
     def __repr__(self) -> str:
         return "configure_optimizers"
 
 
-def configured(net: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler | None, str]:
-    """Return the optimizer, its scheduler, and the interval of the latter: an epoch or a step.
+def configured(net: nn.Module) -> Configured:
+    """Return the optimizer of a module, and how its scheduler is stepped.
 
     Raises the errors of ``ConfiguredOptimizer.of_module``.
     """
     returned: Any = net.configure_optimizers()  # type: ignore[operator]
     optimizer, scheduler = _optimizer_and_scheduler(returned)
     options = scheduler if isinstance(scheduler, dict) else {"scheduler": scheduler}
+    if isinstance(returned, dict) and "monitor" in returned:
+        options = {"monitor": returned["monitor"], **options}
     scheduler = options.get("scheduler", ())
-    interval = options.get("interval", "epoch")
-    if (
-        not isinstance(optimizer, torch.optim.Optimizer)
-        or not isinstance(scheduler, LRScheduler | None)
-        or not options.keys() <= _SCHEDULER_OPTIONS
-        or interval not in ("epoch", "step")
-        or options.get("frequency", 1) != 1
-        or options.get("monitor", "val_loss") != "val_loss"
+    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(
+        scheduler, LRScheduler | None
     ):
-        raise TypeError(
-            f"configure_optimizers returned a {type(returned).__name__}; return one "
-            "optimizer, and at most one scheduler, with interval epoch or step, frequency 1 and "
-            "monitor val_loss; or give the latter as build(schedule=...), several optimizers as "
-            "build(optimizer={module: ...}, training_step=...)"
-        )
+        raise TypeError(f"configure_optimizers returned a {type(returned).__name__}; {_USAGE}")
+    _check_scheduler_options(options)
     optimizer.configured_scheduler = scheduler  # type: ignore[attr-defined]  # for the schedule
-    return optimizer, scheduler, interval
+    monitor = None
+    if isinstance(scheduler, ReduceLROnPlateau):
+        monitor = options.get("monitor")
+        if isinstance(monitor, str):  # as in records
+            monitor = monitor.removeprefix("train_")
+    return Configured(optimizer, scheduler, options.get("interval", "epoch"), monitor)
+
+
+def _check_scheduler_options(options: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` for an option of a scheduler that would have no effect here.
+
+    ``name`` is what Lightning's callbacks call it.
+    """
+    accepted: dict[str, tuple[Any, ...]] = {
+        "interval": ("epoch", "step"),
+        "frequency": (1,),
+        "strict": (True,),
+    }
+    for option, value in options.items():
+        if option in ("scheduler", "monitor", "name") or value in accepted.get(option, ()):
+            continue
+        hint = "leave it out"
+        if option in accepted:
+            hint = f"it can be {' or '.join(map(repr, accepted[option]))}"
+        if option == "frequency":
+            hint += "; give the scheduler longer steps, as in StepLR(optimizer, step_size=20)"
+        raise TypeError(
+            f"configure_optimizers returned a scheduler with {option}={value!r}; {hint}"
+        )
 
 
 def _optimizer_and_scheduler(returned: Any) -> tuple[Any, Any]:
@@ -157,13 +224,13 @@ def _optimizer_and_scheduler(returned: Any) -> tuple[Any, Any]:
     optimizer = returned
     scheduler = None
     if isinstance(returned, dict):
-        if {"optimizer"} <= returned.keys() <= {"optimizer", "lr_scheduler"}:
+        if {"optimizer"} <= returned.keys() <= {"optimizer", "lr_scheduler", "monitor"}:
             optimizer = returned["optimizer"]
             scheduler = returned.get("lr_scheduler")
     elif isinstance(returned, tuple) and len(returned) == 2 and _is_sequence(returned[1]):
         optimizer, scheduler = returned
-        if len(scheduler) == 1:
-            scheduler = scheduler[0]
+    if _is_sequence(scheduler) and len(scheduler) == 1:
+        scheduler = scheduler[0]
     if _is_sequence(optimizer) and len(optimizer) == 1:
         optimizer = optimizer[0]
     return optimizer, scheduler
@@ -177,8 +244,8 @@ def configured_schedule(net: nn.Module, factory: object) -> Schedule | None:
     """Return the schedule that ``configure_optimizers`` returns with the optimizer, or ``None``."""
     if not isinstance(factory, ConfiguredOptimizer):
         return None
-    _, scheduler, interval = configured(net)
+    _, scheduler, interval, monitor = configured(net)
     if scheduler is None:
         return None
     unit: ScheduleUnit = "batches" if interval == "step" else "epochs"
-    return Schedule(attrgetter("configured_scheduler"), unit=unit)
+    return Schedule(attrgetter("configured_scheduler"), unit=unit, monitor=monitor)

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from compss_train._utils.validation import warn_user
 from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
 from compss_train.model.schedule import USAGE, Schedule, ScheduleSpec
+from compss_train.reports.records import monitored_number
 
 Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
@@ -41,6 +42,8 @@ _END = Fraction(1)
 
 _LENGTHS = ("total_steps", "T_max", "total_iters")
 """Attributes of torch's schedulers with their number of steps."""
+
+_LOSSES = ("loss", "val_loss")
 
 _CONSTRUCTOR_ARGUMENTS = {
     "cooldown",
@@ -61,7 +64,7 @@ class LrSchedule:
     """The hyperparameters of each step of a schedule.
 
     Epochs are counted from 0 over all fits of a trainer. A scheduler is stepped without arguments
-    at equal fractions of each epoch. ``ReduceLROnPlateau`` is stepped with the loss of the last
+    at equal fractions of each epoch. ``ReduceLROnPlateau`` is stepped with a number of the last
     round when the next epoch begins: once an epoch, or once for a round of several epochs, which
     then have the same hyperparameters.
     """
@@ -78,6 +81,7 @@ class LrSchedule:
         self.steps = schedule.steps
         """Number of steps an epoch."""
         self.unit = schedule.unit
+        self._monitor = schedule.monitor
         self._known = [self._current()]
         """The hyperparameters of each step so far."""
         self._failure: Exception | None = None
@@ -184,8 +188,15 @@ class LrSchedule:
         return 0
 
     def observe(self, record: Mapping[str, Any]) -> None:
-        """Remember the validation loss of a round that has ended, or else its training loss."""
-        self._measured = record.get("val_loss", record["loss"])
+        """Remember the monitored number of a round that has ended.
+
+        By default it is the validation loss, or else the training loss. Raises ``ValueError`` if
+        the record has no number of that name.
+        """
+        if self._monitor is None:
+            self._measured = record.get("val_loss", record["loss"])
+        elif self.waits:
+            self._measured = monitored_number(record, self._monitor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that does not follow from the epoch, as JSON can hold it."""
@@ -264,22 +275,38 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
                 f"schedule= {_outcome(scheduler)} when called with an optimizer, and "
                 f"{_outcome(factor)} when called with epoch 0; {USAGE}"
             )
-        return LambdaLR(optimizer, schedule.factor)
+        scheduler = LambdaLR(optimizer, schedule.factor)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError(
             "schedule= returns a scheduler of another optimizer than the one it is called with, "
             "which would have no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
         )
-    if isinstance(scheduler, ReduceLROnPlateau):
-        has_options = schedule.steps != 1 or schedule.unit == "batches"
-        if has_options or scheduler.mode != "min":
-            raise ValueError(
-                f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a "
-                f"ReduceLROnPlateau with mode={scheduler.mode!r}: it is stepped once an epoch, "
-                "with the validation loss, or else the training loss; leave out steps=, unit= "
-                "and mode="
-            )
+    _check_monitoring(schedule, scheduler)
     return scheduler
+
+
+def _check_monitoring(schedule: Schedule, scheduler: LRScheduler) -> None:
+    """Raise ``ValueError`` for a scheduler that cannot be stepped with what it is to monitor."""
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        if schedule.monitor is not None:
+            raise ValueError(
+                f"monitor={schedule.monitor!r}: a {type(scheduler).__name__} looks at no number, "
+                "only ReduceLROnPlateau does; leave monitor= out"
+            )
+        return
+    if schedule.steps != 1 or schedule.unit == "batches":
+        raise ValueError(
+            f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a ReduceLROnPlateau: it "
+            "is stepped once an epoch; leave out steps= and unit="
+        )
+    monitor = schedule.monitor
+    if scheduler.mode == "max" and (monitor is None or monitor in _LOSSES):
+        stepped_with = "val_loss, or else the loss" if monitor is None else monitor
+        raise ValueError(
+            f"ReduceLROnPlateau(mode='max') is stepped with {stepped_with}, which falls while a "
+            "network learns, so that the learning rate would fall, too: leave mode= out, or "
+            "monitor what rises, Schedule(..., monitor='val_accuracy')"
+        )
 
 
 def _result_or_error(function: Callable[[Any], Any], argument: object) -> Any:

@@ -43,14 +43,19 @@ class Schedule:
         there are several steps, or of ``"steps"``. ``"batches"`` makes a step for each batch of a
         worker, as a scheduler that is stepped inside a plain loop: an epoch has as many as the
         worker with an average share of it.
+    monitor:
+        The number of the records that ``ReduceLROnPlateau`` is stepped with, such as
+        ``"val_accuracy"`` with ``mode="max"``. By default ``val_loss``, or ``loss`` without
+        validation data.
 
-    Raises ``TypeError`` for an object that cannot be called, ``ValueError`` for other numbers and
-    units, and for ``steps`` with ``unit="batches"``.
+    Raises ``TypeError`` for an object that cannot be called and a ``monitor`` that is no name,
+    ``ValueError`` for other numbers and units, and for ``steps`` with ``unit="batches"``.
     """
 
     function: ScheduleFunction
     steps: int = 1
     unit: ScheduleUnit = "epochs"
+    monitor: str | None = None
 
     def __post_init__(self) -> None:
         function: object = self.function
@@ -61,6 +66,11 @@ class Schedule:
         if self.unit == "batches" and self.steps != 1:
             raise ValueError(
                 f"steps={self.steps}: unit='batches' sets the number of steps; leave steps= out"
+            )
+        if not isinstance(self.monitor, str | None):
+            raise TypeError(
+                f"monitor={self.monitor!r} is not the name of a number of records, such as "
+                "'val_loss'"
             )
 
     @classmethod

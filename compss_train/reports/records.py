@@ -3,8 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias, TypeGuard
+
+from compss_train._utils.validation import suggestion
 
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
@@ -74,6 +77,19 @@ def per_second(count: float, seconds: float) -> float:
 def measured_names(record: Mapping[str, Any]) -> list[str]:
     """Return the names of a record's losses and metrics, those of validation last."""
     return [name for name in record if name not in BOOKKEEPING and not name.startswith(RATES)]
+
+
+def monitored_number(record: Mapping[str, Any], name: str) -> float:
+    """Return the number of a record that is monitored; raise ``ValueError`` if it has none."""
+    if name not in record:
+        names = measured_names(record)
+        raise ValueError(
+            f"records have no {name!r} but {', '.join(names)}{suggestion(name, names)}"
+        )
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name!r} is {value!r}; monitoring needs a single number")
+    return float(value)
 
 
 def flatten(record: Record) -> Row:

@@ -237,23 +237,49 @@ def check_watched(
 
     Nothing is raised if there is a user's own callback, which may add the field.
     """
-    of_validation = [f"val_{name}" for name in measures]
-    of_validation += [f"val_averaged_{name}" for name in measures] if averaged else []
-    measured = [*measures, *(of_validation if validated else ())]
     modules = [type(callback).__module__ for callback in callbacks]
     has_own_callback = not all(module.startswith("compss_train.") for module in modules)
     for callback in callbacks:
         name = callback.watches()
-        if name is None or name in (*measured, *(NUMERIC_ONLINE if online else NUMERIC)):
-            continue
-        missing = name in of_validation
-        if has_own_callback and not missing:
-            continue
-        hint = "; give fit validation_data=" if missing else validation.suggestion(name, measured)
-        raise ValueError(
-            f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but "
-            f"{', '.join(measured)}{hint}"
-        )
+        if name is not None:
+            check_monitored(
+                name,
+                measures,
+                monitored_by=type(callback).__name__,
+                validated=validated,
+                averaged=averaged,
+                online=online,
+                may_be_added=has_own_callback,
+            )
+
+
+def check_monitored(
+    name: str,
+    measures: Collection[str],
+    *,
+    monitored_by: str,
+    validated: bool,
+    averaged: bool = False,
+    online: bool = False,
+    may_be_added: bool = False,
+) -> None:
+    """Raise ``ValueError`` unless records will have a field.
+
+    With ``may_be_added``, steps or callbacks may add it, but for measures of validation data.
+    """
+    of_validation = [f"val_{measure}" for measure in measures]
+    of_validation += [f"val_averaged_{measure}" for measure in measures] if averaged else []
+    measured = [*measures, *(of_validation if validated else ())]
+    missing = name in of_validation
+    if name in (*measured, *(NUMERIC_ONLINE if online else NUMERIC)):
+        return
+    if may_be_added and not missing:
+        return
+    hint = "; give fit validation_data=" if missing else validation.suggestion(name, measured)
+    raise ValueError(
+        f"{monitored_by} monitors {name!r}, but records have no {name!r} but "
+        f"{', '.join(measured)}{hint}"
+    )
 
 
 def _is_weight(value: object) -> bool:

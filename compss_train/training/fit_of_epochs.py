@@ -11,7 +11,7 @@ from compss_train.model.training_loss import check_weightable
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
 from compss_train.training.callback import Callback
-from compss_train.training.callback_list import CallbackList
+from compss_train.training.callback_list import CallbackList, check_monitored
 from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import evaluate_first_batch, validation_source
@@ -191,6 +191,14 @@ def prepare_fit(
     if callbacks.weighs:
         options.merge.check_merges_several()
     data_checks.check_options(options, data, session.num_workers, schedule)
+    if schedule is not None and schedule.monitor is not None:
+        check_monitored(
+            schedule.monitor,
+            spec.measures.names,
+            monitored_by="schedule=",
+            validated=validation is not None,
+            may_be_added=spec.training_step is not None or bool(callbacks.in_workers),
+        )
     fit = FitOfEpochs(
         session=session,
         callbacks=callbacks,

@@ -399,24 +399,26 @@ def test_schedulers_of_configure_optimizers_are_those_of_build(returned, unit):
         (
             lambda sgd: {
                 "optimizer": sgd,
-                "lr_scheduler": {"scheduler": halved(sgd), "monitor": "x"},
+                "lr_scheduler": {"scheduler": halved(sgd), "strict": False},
             },
-            "monitor val",
+            "strict=False",
         ),
         (
             lambda sgd: {
                 "optimizer": sgd,
                 "lr_scheduler": {"scheduler": halved(sgd), "frequency": 2},
             },
-            "frequency 1",
+            "frequency=2",
         ),
         (
             lambda sgd: {
                 "optimizer": sgd,
                 "lr_scheduler": {"scheduler": halved(sgd), "opt_idx": 0},
             },
-            "at most one scheduler",
+            "opt_idx=0; leave it out",
         ),
+        (lambda sgd: ([sgd], [halved(sgd), halved(sgd)]), "at most one scheduler"),
+        (lambda sgd: ([sgd], [{"scheduler": halved(sgd), "interval": "day"}]), "interval='day'"),
     ],
 )
 def test_other_results_of_configure_optimizers_are_errors(returned, name, raises):
@@ -430,6 +432,41 @@ def test_other_results_of_configure_optimizers_are_errors(returned, name, raises
             configure_optimizers=lambda self: [torch.optim.SGD(self.parameters(), lr=0.1)]
         )
     )
+
+
+def plateau(optimizer):
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda sgd: {"optimizer": sgd, "lr_scheduler": plateau(sgd), "monitor": "val_score"},
+        lambda sgd: {
+            "optimizer": sgd,
+            "lr_scheduler": {"scheduler": plateau(sgd), "monitor": "val_score", "strict": True},
+        },
+        lambda sgd: ([sgd], [{"scheduler": plateau(sgd), "monitor": "val_score"}]),
+        lambda sgd: {"optimizer": sgd, "lr_scheduler": [plateau(sgd)], "monitor": "val_score"},
+    ],
+)
+def test_a_plateau_is_of_what_the_module_monitors(returned):
+    def configure(self):
+        return returned(torch.optim.SGD(self.parameters(), lr=0.08))
+
+    def validation_step(self, batch, batch_idx):
+        loss = Lightning.training_step(self, batch, batch_idx)
+        self.log("val_score", 1.0)
+        return loss
+
+    methods = {"configure_optimizers": configure, "validation_step": validation_step}
+    trainer = trainer_of(lightning_with(**methods))
+    epochs = {**STILL, "num_epochs": 4}
+    trainer.fit(*blocked(X, Y, 4), **epochs, validation_data=(X, Y))
+    assert [record["lr"] for record in trainer.history] == pytest.approx([0.08, 0.08, 8e-3, 8e-4])
+    trainer = trainer_of(lightning_with(**methods))
+    with pytest.raises(ValueError, match="records have no 'val_score' but"):
+        trainer.fit(*blocked(X, Y, 4), **epochs)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from compss_train import DistributedTrainer
 from compss_train.model.lr_schedule import make_schedule
 from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.schedule import Schedule
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, awkward_net, classification, mlp
 
@@ -42,7 +43,17 @@ def nothing(optimizer):
         (
             partial(lr_scheduler.ReduceLROnPlateau, mode="max"),
             ValueError,
-            "mode='max': it is stepped once",
+            "mode='max') is stepped with val_loss",
+        ),
+        (
+            Schedule(partial(lr_scheduler.ReduceLROnPlateau, mode="max"), monitor="loss"),
+            ValueError,
+            "mode='max') is stepped with loss",
+        ),
+        (
+            Schedule(lambda epoch: 0.5**epoch, monitor="loss"),
+            ValueError,
+            "monitor='loss': a LambdaLR looks at no number",
         ),
     ],
 )
@@ -75,16 +86,16 @@ X, Y = classification(samples=62)
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=0.2)
 
 
-def built(engine, workers=2):
+def built(engine, workers=2, schedule=PLATEAU, metric=None):
     trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(awkward_net(), SGD, "cross_entropy", schedule=PLATEAU)
+    trainer.build(awkward_net(), SGD, "cross_entropy", metric, schedule=schedule)
     return trainer
 
 
-def expected_lrs(losses):
+def expected_lrs(losses, plateau=PLATEAU):
     """What torch's own scheduler makes of these losses."""
     optimizer = optimizer_factory(SGD)(mlp().parameters())
-    scheduler = PLATEAU(optimizer)
+    scheduler = plateau(optimizer)
     lrs = []
     for loss in losses:
         lrs.append(optimizer.param_groups[0]["lr"])
@@ -100,6 +111,27 @@ def test_plateaus_are_found_by_the_loss_of_the_previous_round(engine, merge, val
     losses = [record["loss" if validation is None else "val_loss"] for record in trainer.history]
     assert [record["lr"] for record in trainer.history] == expected_lrs(losses)
     assert trainer.history[-1]["lr"] < 0.05
+
+
+def test_a_plateau_may_be_of_another_number_that_rises():
+    highest = partial(ReduceLROnPlateau, mode="max", factor=0.5, patience=0)
+    schedule = Schedule(highest, monitor="val_accuracy")
+    trainer = built("serial", schedule=schedule, metric="accuracy")
+    options = {"num_epochs": 8, "batch_size": 5, "progress": False}
+    trainer.fit(X[:40], Y[:40], validation_data=(X[40:], Y[40:]), **options)
+    measured = [record["val_accuracy"] for record in trainer.history]
+    assert [record["lr"] for record in trainer.history] == expected_lrs(measured, highest)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "advice"),
+    [("val_accuracy", "give fit validation_data="), ("accurcy", "did you mean accuracy?")],
+)
+def test_a_plateau_of_a_number_that_records_lack_is_an_error(monitor, advice, raises):
+    schedule = Schedule(partial(ReduceLROnPlateau, mode="max"), monitor=monitor)
+    trainer = built(NoTasks(), schedule=schedule, metric="accuracy")
+    with raises(ValueError, advice):
+        trainer.fit(X, Y, num_epochs=1, batch_size=5)
 
 
 def test_a_resumed_schedule_uses_the_new_factor():
