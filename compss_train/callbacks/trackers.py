@@ -1,5 +1,7 @@
 """Callbacks that log a fit to trackers of experiments: MLflow, W&B and TensorBoard."""
 
+import copy
+import itertools
 import re
 import tempfile
 from abc import abstractmethod
@@ -27,10 +29,11 @@ MAX_VALUE = 500
 class _Tracker(Callback):
     """Logs the configuration at the start of a fit, and the numbers of each round as a step.
 
-    The numbers are losses, metrics and samples/s. A fit that is resumed from a checkpoint, and a
-    second fit with the same callback, continue the same run. If the tracker fails, a warning says
-    so once, and the fit continues without it; the run is ended in any case. Raises
-    ``ModuleNotFoundError`` without ``package``, which is an extra of the same name.
+    The numbers are losses, metrics and samples/s. A fit whose history goes on from what was logged,
+    as a resumed or a second fit's does, continues the run; other fits, as after another ``build``,
+    have runs of their own. If the tracker fails, a warning says so once, and the fit continues
+    without it; the run is ended in any case. Raises ``ModuleNotFoundError`` without ``package``,
+    which is an extra of the same name.
     """
 
     package: ClassVar[str]
@@ -39,6 +42,10 @@ class _Tracker(Callback):
         self._import()
         self.run_id: str | None = None
         """The tracker's id of the run, once a fit has started."""
+        self._restored = False
+        """Whether the run is that of the fit that is resumed."""
+        self._last_logged: tuple[int, float] | None = None
+        """The number of the last logged round, and when it ended, by which it is known again."""
         self._artifacts = artifacts
         self._logs = False
 
@@ -54,20 +61,34 @@ class _Tracker(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the run of the fit that is resumed."""
         self.run_id = state["run"]
+        self._restored = True
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Start a run, or continue an earlier fit's; the tracker's errors are raised."""
         configuration = {
             part: value for part, value in trainer.configuration.items() if part != "details"
         }
+        if not self._continues(trainer):
+            self.run_id = None
+        self._restored = False
         self.run_id = self._start(configuration, len(trainer.history))
         self._logs = True
+
+    def _continues(self, trainer: TrainerProtocol) -> bool:
+        """Return whether the history goes on from what was logged to the run."""
+        if self._restored or self._last_logged is None:
+            return self._restored
+        number, ended = self._last_logged
+        return any(
+            record["round"] == number and record["ended"] == ended for record in trainer.history
+        )
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
         rates = {name: record[name] for name in _RATES if name in record}
         numbers = _tagged(measured_numbers(record) | rates)
         if self._logs:
+            self._last_logged = record["round"], record["ended"]
             self._try("stops logging this fit", self._log, numbers, record)
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
@@ -107,7 +128,7 @@ class _Tracker(Callback):
 
     @abstractmethod
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
-        """Start or continue the run, with the number of earlier rounds; return its name."""
+        """Start a run, or continue ``run_id``; return its id. ``rounds`` are in the history."""
 
     @abstractmethod
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
@@ -134,7 +155,8 @@ class MLflow(_Tracker):
         Whether the final parameters (``parameters.safetensors``) and the report become artifacts;
         true by default.
 
-    Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are
+    Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open; if that has
+    another fit's rounds already, the fit has a run of its own that is nested in it. Settings are
     parameters with dotted names, such as ``build.optimizer.arguments.lr``. If a value is too long
     for MLflow, such as the text of a large network, the whole text is an artifact in ``settings``.
     """
@@ -159,15 +181,17 @@ class MLflow(_Tracker):
         mlflow = self._import()
         self._client = mlflow.MlflowClient(self._uri)
         active = mlflow.active_run()
-        self._owns = active is None
-        if active is not None:
-            run_id = str(active.info.run_id)
-        elif self.run_id is None:
-            run = self._client.create_run(self._experiment_id(), run_name=self._run_name)
+        active_id = None if active is None else str(active.info.run_id)
+        run_id = self._run_to_continue(active_id, rounds)
+        if run_id is None:
+            nested = {} if active_id is None else {"mlflow.parentRunId": active_id}
+            run = self._client.create_run(
+                self._experiment_id(active), run_name=self._run_name, tags=nested
+            )
             run_id = str(run.info.run_id)
-        else:
-            run_id = self.run_id
+        elif run_id != active_id:
             self._client.set_terminated(run_id, "RUNNING")
+        self._owns = run_id != active_id
         known = self._client.get_run(run_id).data.params  # MLflow refuses other values
         settings = {
             name: str(value)
@@ -177,8 +201,25 @@ class MLflow(_Tracker):
         self._log_settings(run_id, settings)
         return run_id
 
-    def _experiment_id(self) -> str:
-        """Return the id of the experiment, which is created if it does not exist."""
+    def _run_to_continue(self, active_id: str | None, rounds: int) -> str | None:
+        """Return the run that the fit logs to: its earlier one, or the active one; ``None``: a new.
+
+        The active one may have another fit's rounds, which must not be mixed with this fit's.
+        """
+        if active_id is None:
+            return self.run_id
+        logged = [point.step for point in self._client.get_metric_history(active_id, "loss")]
+        if self.run_id is not None and logged:
+            return self.run_id
+        return active_id if all(step < rounds for step in logged) else None
+
+    def _experiment_id(self, active: Any) -> str:
+        """Return the id of the experiment, which is created if it does not exist.
+
+        A run that is nested in an active one is of the same experiment.
+        """
+        if active is not None:
+            return str(active.info.experiment_id)
         experiment = self._client.get_experiment_by_name(self._experiment)
         if experiment is None:
             return str(self._client.create_experiment(self._experiment))
@@ -215,6 +256,9 @@ class WandB(_Tracker):
     ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``. If the program
     has its own run (``wandb.run``), the fit logs to that and leaves it open. With ``artifacts``,
     the final parameters and the report become an artifact of type ``model``.
+
+    Raises ``ValueError`` at the start of a fit whose run is fixed, by the program or an ``id``, and
+    has the rounds of another fit: W&B has no nested runs.
     """
 
     package: ClassVar[str] = "wandb"
@@ -229,9 +273,36 @@ class WandB(_Tracker):
         wandb = self._import()
         self._owns = wandb.run is None
         again = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
-        self._run = wandb.init(**{**self._options, **again}) if self._owns else wandb.run
+        if self._owns:
+            self._check_id()
+            # W&B writes the id of the run into the settings that it gets.
+            self._run = wandb.init(**{**copy.deepcopy(self._options), **again})
+        else:
+            self._run = wandb.run
+            self._check_rounds(rounds)
         self._run.config.update(configuration, allow_val_change=True)
         return str(self._run.id)
+
+    def _check_id(self) -> None:
+        """Raise ``ValueError`` if the run of an earlier fit would be that of this one, too."""
+        fixed = self._options.get("id")
+        if fixed is not None and self.run_id is None and self._last_logged is not None:
+            raise ValueError(
+                f"WandB(id={fixed!r}) is the run of an earlier fit, whose history this one does "
+                "not continue: leave id= out, or make a WandB for each"
+            )
+
+    def _check_rounds(self, rounds: int) -> None:
+        """Raise ``ValueError`` if the program's run has other rounds from this fit's first on."""
+        if self.run_id is not None:
+            return
+        last, loss = map(self._run.summary.get, ("round", "loss"))
+        if last is not None and last >= rounds and loss is not None:
+            raise ValueError(
+                f"the W&B run {self._run.id} has the rounds of another fit, up to {last}, and this "
+                "one's would be mixed with them: call wandb.finish() and wandb.init() before each "
+                "fit, or leave out wandb.init(), and each fit has a run of its own"
+            )
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
         # A step of our own: what the program logs moves W&B's.
@@ -258,8 +329,10 @@ class TensorBoard(_Tracker):
     measures and seconds of training are under ``workers/``; the configuration is a text. If a
     sampler draws the inputs of simulations, ``inputs/`` has their numbers by how they were drawn,
     and at the end a picture shows where, if matplotlib is installed. A second fit continues the
-    same charts; rounds that a resumed fit trains again are replaced. Raises ``OSError`` at the
-    start of a fit if the folder cannot be created.
+    same charts; rounds that a resumed fit trains again are replaced. If the folder has the charts
+    of other fits, as after another ``build``, new ones go into a folder in it, ``run-2`` and so on,
+    which TensorBoard shows as runs. Raises ``OSError`` at the start of a fit if the folder cannot
+    be created.
     """
 
     package: ClassVar[str] = "tensorboard"
@@ -274,14 +347,32 @@ class TensorBoard(_Tracker):
 
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
         module = self._import("torch.utils.tensorboard")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._writer = module.SummaryWriter(str(self.folder), purge_step=rounds or None)
+        folder = self._run_folder(rounds)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = module.SummaryWriter(str(folder), purge_step=rounds or None)
         text = strict_json.dumps(configuration, indent=4)
         self._writer.add_text(
             "configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds
         )
         self._writer.flush()
-        return str(self.folder)
+        return str(folder)
+
+    def _run_folder(self, rounds: int) -> Path:
+        """Return the folder of the run: that of the fit that goes on, or one without charts.
+
+        A fit that goes on without a known run, as with another callback, continues the last one.
+        """
+        if self.run_id is not None:
+            nested = self.folder / Path(self.run_id).name
+            return nested if _has_charts(nested) else self.folder
+        folder = self.folder
+        last = folder
+        for number in itertools.count(2):
+            if not _has_charts(folder):
+                break
+            last = folder
+            folder = self.folder / f"run-{number}"
+        return last if rounds else folder
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Add the picture of the inputs, and end the run."""
@@ -316,6 +407,11 @@ class TensorBoard(_Tracker):
 
     def _end(self, *, succeeded: bool) -> None:
         self._writer.close()
+
+
+def _has_charts(folder: Path) -> bool:
+    """Return whether TensorBoard would show a run in the folder itself."""
+    return any(folder.glob("events.out.tfevents.*"))
 
 
 def _tagged(values: dict[str, Any]) -> dict[str, Any]:

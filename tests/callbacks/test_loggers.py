@@ -237,6 +237,27 @@ def test_tensorboard_shows_rounds_workers_and_the_configuration(trainer, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_the_fits_of_a_search_as_runs(tmp_path):
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "board"
+    callback = TensorBoard(folder)
+    histories = []
+    for _ in range(2):
+        trainer = trainer_of()
+        fit(trainer, callback, num_epochs=2)
+        fit(trainer, callback, num_epochs=1)  # it goes on in the same charts
+        histories.append(trainer.history)
+    trainer = trainer_of()
+    fit(trainer, TensorBoard(folder), num_epochs=1)
+    fit(trainer, TensorBoard(folder), num_epochs=1)
+    histories.append(trainer.history)
+    for run, history in zip(["", "run-2", "run-3"], histories, strict=True):
+        scalars, _ = events(folder / run)
+        points = [(point.step, point.value) for point in scalars["loss"]]
+        assert points == [(record["round"], pytest.approx(record["loss"])) for record in history]
+
+
 def test_tensorboard_shows_lists_nan_and_rounds_of_a_resumed_fit(tmp_path):
     more = {"val_recall": [0.5, math.nan]}
     records = [online_record(number, 0.5 + number, **more) for number in range(4)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from compss_train.callbacks import MLflow, TensorBoard, WandB
 from compss_train.callbacks.trackers import MAX_VALUE, MOST_PARAMETERS, _Tracker
@@ -118,6 +119,33 @@ def test_mlflow_logs_to_the_active_run_and_leaves_it_open(mlflow_store, monkeypa
     mlflow.set_tracking_uri(None)
 
 
+@pytest.mark.parametrize(
+    "again", [lambda tracker: tracker, lambda tracker: type(tracker)("nested")]
+)
+def test_mlflow_nests_the_runs_of_other_fits_in_the_active_one(mlflow_store, monkeypatch, again):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store)
+    mlflow.set_tracking_uri(mlflow_store)
+    with mlflow.start_run() as active:
+        tracker = MLflow("nested")
+        fit(trainer_of(), tracker, num_epochs=1)
+        second = again(tracker)
+        trainer = trainer_of(optimizer={**SGD, "lr": 0.01})
+        fit(trainer, second, num_epochs=1)
+        nested = second.run_id
+        run, _ = mlflow_run(mlflow_store, second)
+        assert run.info.status == "FINISHED"
+        fit(trainer, second, num_epochs=1)  # it goes on
+    run, steps = mlflow_run(mlflow_store, second)
+    mlflow.set_tracking_uri(None)
+    assert second.run_id == nested != active.info.run_id
+    assert run.data.tags["mlflow.parentRunId"] == active.info.run_id
+    assert run.info.experiment_id == active.info.experiment_id
+    assert run.data.params["build.optimizer.arguments.lr"] == "0.01"
+    assert steps["loss"] == [(record["round"], record["loss"]) for record in trainer.history]
+
+
 def test_failed_fits_are_failed_runs(mlflow_store):
     class Failing(StopAfter):
         def on_round_end(self, trainer, record):
@@ -160,6 +188,81 @@ def test_weights_and_biases_ends_a_run_of_its_own(tmp_path):
     fit(trainer_of(), tracker, num_epochs=1)
     assert wandb.run is None
     assert list(tmp_path.glob(f"wandb/offline-run-*-{tracker.run_id}"))
+
+
+@pytest.mark.slow  # it takes seconds to import
+def test_weights_and_biases_mixes_no_fits_in_a_run(tmp_path):
+    wandb = pytest.importorskip("wandb")
+    silent = {"mode": "offline", "dir": tmp_path, "settings": wandb.Settings(silent=True)}
+    tracker = WandB("small", **silent)
+    ids = []
+    for _ in range(2):
+        trainer = trainer_of()
+        for _ in range(2):  # the second one goes on
+            fit(trainer, tracker, num_epochs=1)
+            ids.append(tracker.run_id)
+    first, second, third, fourth = ids
+    assert first == second != third == fourth
+    tracker = WandB("small", id="fixed", **silent)
+    fit(trainer_of(), tracker, num_epochs=1)
+    with pytest.raises(ValueError, match="id='fixed'"):
+        fit(trainer_of(), tracker, num_epochs=1)
+    with wandb.init(project="small", **silent):
+        trainer = trainer_of()
+        fit(trainer, WandB(), num_epochs=1)
+        fit(trainer, WandB(), num_epochs=1)
+        with pytest.raises(ValueError, match="rounds of another fit, up to 1"):
+            fit(trainer_of(), WandB(), num_epochs=1)
+
+
+class Recording(_Tracker):
+    """Keeps what is logged by run, as a tracker would."""
+
+    package = "json"
+
+    def __init__(self):
+        super().__init__()
+        self.runs = {}
+
+    def __deepcopy__(self, memo):  # all copies log to the same tracker
+        copied = copy.copy(self)
+        memo[id(self)] = copied
+        return copied
+
+    def _start(self, configuration, rounds):
+        name = self.run_id or f"run {len(self.runs)}"
+        self.runs.setdefault(name, [])
+        return name
+
+    def _log(self, numbers, record):
+        self.runs[self.run_id].append(record)
+
+    def _end(self, succeeded):
+        pass
+
+
+@given(strategies.lists(strategies.sampled_from(["build", "fit", "untracked", "copy", "other"])))
+@settings(max_examples=25, deadline=None)
+def test_a_run_has_the_rounds_of_one_history(steps):
+    """Whatever is built, fitted and copied: no run goes back, and no history is cut."""
+    tracker = Recording()
+    trainers = [trainer_of(), trainer_of()]
+    histories = []
+    for step in steps:
+        if step == "build":
+            trainers[0] = trainer_of()
+        elif step == "other":
+            trainers.reverse()
+        elif step == "copy":
+            tracker = copy.deepcopy(tracker)
+        else:
+            fit(trainers[0], *([tracker] if step == "fit" else []), num_epochs=1)
+            histories.append(list(trainers[0].history))
+    for logged in tracker.runs.values():
+        numbers = [record["round"] for record in logged]
+        assert numbers == sorted(set(numbers))
+        assert any(all(record in history for record in logged) for history in histories)
+    assert sum(map(len, tracker.runs.values())) == steps.count("fit")
 
 
 class Broken(_Tracker):
