@@ -222,7 +222,7 @@ def _check_scheduler_options(options: Mapping[str, Any]) -> None:
 def _optimizer_and_scheduler(returned: Any) -> tuple[Any, Any]:
     """Return both parts of what ``configure_optimizers`` returned, in one of Lightning's forms."""
     optimizer = returned
-    scheduler = None
+    scheduler: Any = None
     if isinstance(returned, dict):
         if {"optimizer"} <= returned.keys() <= {"optimizer", "lr_scheduler", "monitor"}:
             optimizer = returned["optimizer"]

@@ -267,7 +267,7 @@ def make_schedule(
 def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler:
     """Return torch's scheduler; raise ``ValueError`` if ``function`` makes none that suits."""
     function: Any = schedule.function
-    scheduler = _result_or_error(function, optimizer)
+    scheduler: Any = _result_or_error(function, optimizer)
     if not isinstance(scheduler, LRScheduler):
         factor = _result_or_error(function, 0)
         if not isinstance(factor, Real | torch.Tensor):
@@ -281,8 +281,9 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
             "schedule= returns a scheduler of another optimizer than the one it is called with, "
             "which would have no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
         )
-    _check_monitoring(schedule, scheduler)
-    return scheduler
+    made: LRScheduler = scheduler
+    _check_monitoring(schedule, made)
+    return made
 
 
 def _check_monitoring(schedule: Schedule, scheduler: LRScheduler) -> None:

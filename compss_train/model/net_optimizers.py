@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -154,16 +154,6 @@ def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimiz
         with suppress(TypeError, ValueError):  # of a callable that is not written in Python
             takes_names = "named_parameters" in inspect.signature(factory).parameters
     return factory(named if takes_names else [parameter for _, parameter in named])
-
-
-@lru_cache(maxsize=16)  # the inspection takes as long as a small layer
-def needs_closure(step: Callable[..., Any]) -> bool:
-    """Return whether the ``step`` of a class needs a closure of the loss, as that of LBFGS does."""
-    _, *parameters = inspect.signature(step).parameters.values()
-    return any(
-        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        for parameter in parameters
-    )
 
 
 def net_optimizer(

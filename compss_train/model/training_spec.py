@@ -11,6 +11,7 @@ from torch import nn
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
 from compss_train.model.attributes import NETWORK, AttributeReader, ImmutableAttributes
+from compss_train.model.closures import ClosureUse, closure_use
 from compss_train.model.devices import is_gpu
 from compss_train.model.gradients import Gradients
 from compss_train.model.losses import BatchFunction
@@ -129,6 +130,11 @@ class TrainingSpec:
     def names(self) -> TensorNames:
         """The names of the network's tensors."""
         return TensorNames.of(self.net)
+
+    @cached_property
+    def closure_use(self) -> ClosureUse:
+        """How the optimizer uses a closure of the loss."""
+        return closure_use(self.net, self.optimizer)
 
     def summary(self) -> Table:
         """Return a table of what the network holds: trained and frozen parameters, and buffers."""

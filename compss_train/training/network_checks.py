@@ -9,8 +9,9 @@ from torch.nn.parameter import is_lazy
 from compss_train._utils.validation import check_dense
 from compss_train.model import compilation, copies, optimizers
 from compss_train.model.bound_optimizer import is_over
+from compss_train.model.closures import closure_use, may_use_closure
 from compss_train.model.joined_optimizer import JoinedOptimizer
-from compss_train.model.net_optimizers import NetOptimizer, make_optimizer, needs_closure
+from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
 from compss_train.training.pickling import TOO_DEEP, check_picklable
 
 
@@ -66,15 +67,16 @@ def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = ""
             f"the optimizer callable returned {type(optimizer).__name__}, not a "
             "torch.optim.Optimizer"
         )
-    kinds = [type(optimizer)]
-    if isinstance(optimizer, JoinedOptimizer):
-        kinds = [type(part) for part in optimizer.optimizers.values()]
-    for kind in kinds:
-        if unsupported and needs_closure(kind.step):
-            raise ValueError(
-                f"{unsupported} does not work with {kind.__name__}, which evaluates the loss "
-                "several times a step; choose another optimizer"
-            )
+    if unsupported and closure_use(net, factory) != "no":
+        parts = [optimizer]
+        if isinstance(optimizer, JoinedOptimizer):
+            parts = [*optimizer.optimizers.values()]
+        kinds = dict.fromkeys(type(part) for part in parts if may_use_closure(type(part).step))
+        names = " and ".join(kind.__name__ for kind in kinds)
+        raise ValueError(
+            f"{unsupported} does not work with {names}, which evaluates the loss several times a "
+            "step; choose another optimizer"
+        )
     if not is_over(optimizer, net):
         raise ValueError(
             "the optimizer callable uses other parameters than those it is called with, and than "

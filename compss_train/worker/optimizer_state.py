@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
+from compss_train.model.closures import step_with_zeros
 from compss_train.model.devices import CPU, is_gpu, to_device, to_host
 from compss_train.model.joined_optimizer import JoinedOptimizer
-from compss_train.model.net_optimizers import NetOptimizer, make_optimizer, needs_closure
+from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
 from compss_train.model.parameters import to_arrays
 from compss_train.model.parts import Moments
 
@@ -193,7 +194,7 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
     optimizer = make_optimizer(factory, copy.deepcopy(net))
     reason = None
     try:
-        _step_with_zeros(optimizer)
+        step_with_zeros(optimizer)
     except RuntimeError as error:  # of sparse gradients
         reason = str(error)
     for state in optimizer.state_dict()["state"].values():
@@ -206,17 +207,6 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
             f"{type(optimizer).__name__} does not keep: {reason}; take optimizer_state='keep' or "
             "'reset', or another optimizer"
         )
-
-
-def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
-    """Make a step with gradients of zero."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    if needs_closure(type(optimizer).step):
-        optimizer.step(lambda: 0.0)
-    else:
-        optimizer.step()
 
 
 def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
@@ -235,7 +225,7 @@ def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
         optimizer = make_optimizer(factory, copy.deepcopy(net, memo))
         for group in optimizer.param_groups:
             group["fused"] = None  # it does not know the device
-        _step_with_zeros(optimizer)
+        step_with_zeros(optimizer)
         return sum(
             leaf.nbytes
             for leaf in leaves(optimizer.state_dict()["state"])

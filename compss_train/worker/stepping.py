@@ -15,7 +15,6 @@ from compss_train._utils.private_names import let_scaler_skip, norms
 from compss_train.model.devices import is_gpu
 from compss_train.model.error_hints import kind_of
 from compss_train.model.joined_optimizer import JoinedOptimizer
-from compss_train.model.net_optimizers import needs_closure
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult, Update
 from compss_train.worker.batches import Batch
@@ -35,7 +34,7 @@ def stepper_of(
     """Return the way in which a replica is trained with an optimizer; see ``Stepper``."""
     if replica.training_step is not None and isinstance(optimizer, JoinedOptimizer):
         kind: type[Stepper] = SeveralOptimizersStepper
-    elif needs_closure(type(optimizer).step):
+    elif replica.spec.closure_use != "no":
         kind = ClosureStepper
     else:
         kind = Stepper
@@ -250,7 +249,10 @@ class Stepper:
 
 
 class ClosureStepper(Stepper):
-    """Lets the optimizer evaluate the loss of a batch as often as it needs, as LBFGS does."""
+    """Lets the optimizer evaluate the loss of a batch as often as it needs, as LBFGS does.
+
+    Optimizers that evaluate it again, as SAM does, find its gradients.
+    """
 
     def step(self, batch: Batch, number: int) -> StepResult:
         """Make a step; return the first evaluation."""
@@ -258,12 +260,15 @@ class ClosureStepper(Stepper):
 
         def closure() -> torch.Tensor:
             self.optimizer.zero_grad()
-            result = self._add_gradients(batch, number)
+            with torch.enable_grad():
+                result = self._add_gradients(batch, number)
             self._gradients.clip(self._trained)
             if not evaluations:
                 evaluations.append(result)
             return result.loss
 
+        if self._replica.spec.closure_use == "evaluates again":
+            closure()
         self.optimizer.step(closure)  # type: ignore[arg-type]
         if not evaluations:
             raise ValueError(

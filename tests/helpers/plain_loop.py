@@ -98,7 +98,10 @@ def plain_steps(
     with intra_op_threads(threads), random_state(seed, "cpu"):
         for step in steps:
             together = step if isinstance(step, list) else [tuple(step)]
-            if inspect.signature(optimizer.step).parameters["closure"].default is None:
+            if getattr(optimizer, "evaluates_again", False):
+                value = gradients(together)
+                optimizer.step(functools.partial(gradients, together))
+            elif inspect.signature(optimizer.step).parameters["closure"].default is None:
                 value = gradients(together)
                 scaler.step(optimizer)
                 scaler.update()

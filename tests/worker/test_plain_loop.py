@@ -56,8 +56,34 @@ class TwoSteps(torch.optim.SGD):
         return first
 
 
+class Sharpness(torch.optim.Optimizer):
+    """Foret et al.'s, as it is published: fails without the closure that has a default."""
+
+    evaluates_again = True
+
+    def __init__(self, parameters, rho=0.05, **options):
+        super().__init__(parameters, {"rho": rho, **options})
+        self.inner = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None, "needs a closure"
+        parameters = self.param_groups[0]["params"]
+        norm = torch.stack([parameter.grad.norm() for parameter in parameters]).norm()
+        before = [parameter.clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter += parameter.grad * (self.param_groups[0]["rho"] / (norm + 1e-12))
+        with torch.enable_grad():
+            closure()
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.copy_(value)
+        self.inner.step()
+
+
 LBFGS = {"optimizer": torch.optim.LBFGS, "lr": 0.3, "max_iter": 4, "history_size": 3}
 WOLFE = {**LBFGS, "line_search_fn": "strong_wolfe"}
+SHARPNESS = {"optimizer": Sharpness, "lr": 0.05, "momentum": 0.9}
 TWICE = {"optimizer": TwoSteps, "lr": 0.05, "momentum": 0.9}
 
 
@@ -78,7 +104,11 @@ def looped(net, make_optimizer, **options):
 
 @pytest.mark.parametrize(
     ("spec", "make"),
-    [*OPTIMIZERS, (SharedSteps, SharedSteps), by_spec(LBFGS), by_spec(WOLFE), by_spec(TWICE)],
+    [
+        *OPTIMIZERS,
+        (SharedSteps, SharedSteps),
+        *map(by_spec, (LBFGS, WOLFE, TWICE, SHARPNESS)),
+    ],
     ids=[
         "sgd",
         "adam",
@@ -88,7 +118,8 @@ def looped(net, make_optimizer, **options):
         "shared steps",
         "LBFGS",
         "line search",
-        ("two steps"),
+        "two steps",
+        "sharpness",
     ],
 )
 def test_one_worker_is_the_plain_loop(engine, spec, make):
@@ -257,6 +288,8 @@ class Never(torch.optim.SGD):
     [
         (LBFGS, {"gradients": Gradients(accumulate=2)}, "accumulate=2"),
         (TWICE, {"gradients": Gradients(on_nan="skip")}, "on_nan='skip'"),
+        (SHARPNESS, {"gradients": Gradients(on_nan="skip")}, "does not work with Sharpness"),
+        ({"0": SHARPNESS, "2": SGD}, {"training_step": Never}, "one of several optimizers"),
         (LBFGS, {"precision": "fp16"}, "precision='fp16' does not work with LBFGS"),
     ],
 )
