@@ -79,7 +79,7 @@ def needs_closure(step: Callable[..., Any]) -> bool:
 
 @lru_cache(maxsize=16)
 def may_use_closure(step: Callable[..., Any]) -> bool:
-    """Return whether the ``step`` of a class needs a closure, or is none of torch's and takes it."""
+    """Return whether the ``step`` of a class needs a closure, or takes one and is not torch's."""
     if step.__module__.startswith("torch.optim."):
         return needs_closure(step)
     _, *parameters = inspect.signature(step).parameters.values()
