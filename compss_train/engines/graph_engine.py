@@ -15,6 +15,7 @@ from typing import Any
 from compss_train.engines.base import Engine, Ref, Scope, map_refs
 from compss_train.engines.nodes import Resources
 from compss_train.engines.task_graph import Stored, Task, TaskGraph, Updates, Value
+from compss_train.engines.watch import say
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
 
 _CHECK_SECONDS = 1.0
@@ -240,6 +241,8 @@ class GraphEngine(Engine):
     def _cancel(self, scope: Scope) -> None:
         scope.ended.clear()
         self._post(self._scheduler.cancel, scope)
+        if not scope.ended.wait(_CHECK_SECONDS):
+            say("waiting for the end of cancelled tasks")
         while not scope.ended.wait(_CHECK_SECONDS):
             self._check_open()
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import Future
 
+import psutil
 import pytest
 
 from compss_train.engines.ray import submitter
@@ -44,17 +45,25 @@ class Silent:
         return Future()
 
 
-def test_tasks_are_cancelled_although_ray_does_not_answer(shared_ray, monkeypatch, tmp_path, capfd):
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_tasks_are_cancelled_although_ray_does_not_answer(
+    is_watched, shared_ray, monkeypatch, tmp_path, capfd
+):
+    """A watched task, as those of fits, ends with its process and does not begin anew."""
     monkeypatch.setattr(submitter, "CANCEL_SECONDS", 0.1)
     notes = tmp_path / "notes"
     gate = tmp_path / "gate"
-    ref = shared_ray.submit(tasks.note_and_wait, notes, gate)
-    wait_until(notes.exists)
-    with monkeypatch.context() as context:
+    with shared_ray.scope(watched=is_watched), monkeypatch.context() as context:
+        ref = shared_ray.submit(tasks.note_and_wait, notes, gate)
+        wait_until(notes.exists)
+        pid = int(notes.read_text().split()[0])
         context.setattr(submitter.Submitter, "_noted", lambda _: Silent())
         shared_ray.cancel()
-    assert "Ray does not answer: 1 cancelled tasks run on" in capfd.readouterr().err
+    assert "Ray does not answer: 1 cancelled tasks end" in capfd.readouterr().err
     with pytest.raises(TaskCancelledError):
         shared_ray.fetch([ref])
+    if is_watched:
+        wait_until(lambda: not psutil.pid_exists(pid), 60)
     gate.touch()
     assert shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)]) == [3]
+    assert len(notes.read_text().splitlines()) == 1

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -34,6 +34,7 @@ from compss_train.engines.watch import (
     say,
     write_stacks,
 )
+from compss_train.exceptions import TaskCancelledError
 
 COPIED_BYTES = 100_000
 """Size up to which Ray sends values in messages; arrays in them are copied, and writable."""
@@ -46,6 +47,9 @@ FITS = 100
 
 _UNFINISHED = ".new"
 """The suffix of the file of a heartbeat until it has been written."""
+
+_ENDED = ".ended"
+"""The suffix of a file that says that no task of a fit, whose number is its name, begins here."""
 
 
 def load(value: SerializedValue) -> Any:
@@ -73,6 +77,7 @@ def run_task(
     Ray would wrap an exception, and runs a task again only if its process dies.
     """
     try:
+        _check_wanted(watched[0])
         function, args, settings = call.load()
         args = calls.filled(args, [load(value) for value in inputs])
         with _reporting(f"task {calls.name_of(function)!r}", watched), calls.intra_op_threads(cpus):
@@ -122,6 +127,32 @@ def _folder() -> Path:
     )
     folder.mkdir(mode=0o700, exist_ok=True)
     return check_private(folder)
+
+
+def _check_wanted(fit: int) -> None:
+    """Raise ``TaskCancelledError`` if the tasks of this fit are to end on this node."""
+    if fit and (_folder() / f"{fit}{_ENDED}").exists():
+        raise TaskCancelledError
+
+
+def end_fits(fits: Collection[int]) -> None:
+    """End the processes of this node that run tasks of these fits; no such task begins any more.
+
+    This needs nothing of Ray, which may not answer.
+    """
+    folder = _folder()
+    for fit in fits:
+        (folder / f"{fit}{_ENDED}").touch()
+    for path in _heartbeats(folder):
+        process = _Process(path)
+        if process.heartbeat.doing and process.heartbeat.watched[0] in fits:
+            process.kill()
+
+
+def _heartbeats(folder: Path) -> list[Path]:
+    """Return the files in which the processes of this node report."""
+    other_files = (_UNFINISHED, STACK_SUFFIX, _ENDED)
+    return [path for path in folder.iterdir() if path.suffix not in other_files]
 
 
 class _Process(WatchedProcess):
@@ -186,6 +217,10 @@ class Agent:
                 process.heartbeat.samples for process in self._processes.values()
             )
 
+    def end_fits(self, fits: Collection[int]) -> None:
+        """End the processes of this node that run tasks of these fits."""
+        end_fits(fits)
+
     def close(self) -> None:
         """Watch no more, and remove the files of the reports."""
         with self._lock:
@@ -212,9 +247,8 @@ class Agent:
 
     def _look(self) -> None:
         """Find processes that have started, died, or begun or ended a task."""
-        for path in _folder().iterdir():
-            is_heartbeat = path.suffix not in (_UNFINISHED, STACK_SUFFIX)
-            if is_heartbeat and path.name not in self._processes:
+        for path in _heartbeats(_folder()):
+            if path.name not in self._processes:
                 self._processes[path.name] = _Process(path)
         for name, process in list(self._processes.items()):
             alive = process.alive()

@@ -195,9 +195,15 @@ class Submitter(GraphThread):
 
     def cancel_running(self) -> None:
         """End the processes of running tasks."""
-        with suppress(RayError):
+        tasks = [*self._running, *self._abandoned]
+        if not tasks:
+            return
+        try:
             ray.get(self._noted(), timeout=NODES_SECONDS)
-        for task in [*self._running, *self._abandoned]:
+        except RayError:  # to cancel them now could end the whole program: ``_noted``
+            self._end_processes(tasks)
+            return
+        for task in tasks:
             self._end(task)
 
     def cancel(self, scope: Scope) -> None:
@@ -209,9 +215,9 @@ class Submitter(GraphThread):
             )
 
     def _abandon_overdue(self) -> None:
-        """Let nobody wait for cancelled tasks that Ray has not noted in time.
+        """Let nobody wait for cancelled tasks that Ray has not noted in time; end their processes.
 
-        It has not while the agent of this node is being started again. Their processes end then.
+        It has not while the agent of this node is being started again.
         """
         now = time.monotonic()
         overdue = [task for task, deadline in self._cancelled.items() if deadline <= now]
@@ -219,11 +225,24 @@ class Submitter(GraphThread):
             del self._cancelled[task]
             self._abandoned[task] = self._running.pop(task)
             self.graph.fail(task, TaskCancelledError())
-        if overdue:
-            say(
-                f"Ray does not answer: {len(overdue)} cancelled tasks run on, and end when it "
-                "does, or with this program"
-            )
+        self._end_processes(overdue)
+
+    def _end_processes(self, tasks: Sequence[Task]) -> None:
+        """End the processes of tasks although Ray does not answer, by the ids they reported.
+
+        Other nodes do so when the message reaches them. Tasks that are not watched run on until
+        Ray cancels them.
+        """
+        if not tasks:
+            return
+        say(
+            f"Ray does not answer: {len(tasks)} cancelled tasks end with their processes, or when "
+            "it does"
+        )
+        fits = {task.watching.number for task in tasks if task.watching is not None}
+        with suppress(OSError, ValueError):
+            agent.end_fits(fits)
+        self._call({*self.nodes} - {self.here}, "end_fits", fits)
 
     def _noted(self) -> Any:
         """Return an object that exists once Ray has noted all tasks submitted until now.
