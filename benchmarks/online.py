@@ -24,6 +24,7 @@ from compss_train.buffers import FIFO
 from compss_train.cli.solvers import HEADERS
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
+from compss_train.online.routing import Routing, StreamKeys
 from compss_train.online.stream import Stream
 
 BARE = "bare socket, TCP"
@@ -32,7 +33,8 @@ GENERATOR = "numpy generator"
 SOLVER = "solver in C, 2 ranks"
 WITHOUT = "a step that does not ask"
 BATCH = 10
-KEY = "a key"
+KEYS = StreamKeys("a key")
+ROUTING = Routing(1, whole=False)
 
 
 # -- samples that travel
@@ -83,13 +85,14 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
     buffer = FIFO(1024)
     with (
         EventServer("127.0.0.1") as server,
-        Receiver(buffer, address, token=KEY, paired=False) as receiver,
+        Receiver(buffer, address, keys=KEYS, worker=0, routing=ROUTING) as receiver,
     ):
         sender = common.spawned(send_ours, server.address, size, samples)
         received = server.next(60)
         if received is None:
             raise TimeoutError("the sender has not started")
-        received[0].send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
+        reply = {"accepted": True, "stream": 0, "workers": [receiver.url]}
+        received[0].send({**reply, "key": KEYS.token, "stream_key": KEYS.of(0)})
         first = len(buffer.get_batch(BATCH)["x"])
         later_batches = samples // BATCH - 1
         seconds = common.seconds_of(lambda: [buffer.get_batch(BATCH) for _ in range(later_batches)])

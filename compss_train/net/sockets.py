@@ -139,6 +139,11 @@ def derive_key(token: str, purpose: str) -> bytes:
     return hmac.digest(token.encode(errors="surrogatepass"), purpose.encode(), "sha256")
 
 
+def derived_token(secret: str, purpose: str) -> str:
+    """Return a token that only those who know a secret can compute, another for each purpose."""
+    return derive_key(secret, purpose).hex()
+
+
 def curve_keys(token: str) -> tuple[bytes, bytes]:
     """Return the public and the secret key of a server in ZeroMQ's CURVE handshake, as text in Z85.
 

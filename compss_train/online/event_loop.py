@@ -150,8 +150,8 @@ class EventLoop:
                     "infinite values."
                 )
             raise
-        if outcome == "died":
-            self.sources.senders.warn_lost_samples(worker)
+        if outcome == "died" and self.ending.reason is None:
+            self.sources.senders.lose_samples(worker)
         elif outcome == "restarted":
             self.sources.runs.repeat_lost(worker)
         self.router.update()
@@ -165,6 +165,7 @@ class EventLoop:
                 self.workers.broadcast(Stop())
         self._save_if_due()
         self.sources.runs.check(self.recorder.reports.received)
+        self.sources.senders.check()
         if self.sources.all_ended:
             self.sources.senders.closed = True
             self.workers.broadcast(EndReception())
@@ -183,7 +184,6 @@ class EventLoop:
             self._complete_save()
         elif self.ending.phase is Phase.SAVING:
             self.recorder.drop_save()
-            self.sources.runs.remembers = True
             self.workers.ask(urgent=self.ending.urgent)
         elif self._save_is_due and self.recorder.is_idle:
             self.workers.ask()

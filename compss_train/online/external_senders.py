@@ -1,28 +1,57 @@
 """Other programs that send samples, as the coordinator sees them."""
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from compss_train._utils.validation import warn_user
+from compss_train.exceptions import SimulationError
 from compss_train.net import Client, Header, MessageError, shortened
 from compss_train.online.source_failures import SourceFailure
-from compss_train.online.source_messages import Finished, SenderFailed, parse_sender_message
+from compss_train.online.source_messages import (
+    Finished,
+    SamplesLost,
+    SenderFailed,
+    parse_sender_message,
+)
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Worker
 
+FIRST_NOTICE = 10.0
+"""Seconds after which a warning says which senders are awaited; then again, each time that they
+have doubled.
+"""
+_NAME_IT = (
+    "give each SampleSender a name=: a program that is started again under its name sends what is "
+    "missing"
+)
+
 
 class ExternalSenders:
-    """Waits until the expected number of senders have completed their streams."""
+    """Waits until the expected number of senders have completed their streams.
 
-    def __init__(self, expected: int, router: StreamRouter) -> None:
+    ``timeout`` is the maximum number of seconds to wait for senders that are not connected.
+    """
+
+    def __init__(
+        self, expected: int, router: StreamRouter, *, timeout: float | None = None
+    ) -> None:
         self._expected = expected
         self._router = router
+        self._timeout = math.inf if timeout is None else timeout
+        self._waits_since: float | None = None
+        """Since when the same senders have been awaited."""
+        self._next_notice = FIRST_NOTICE
+        """After how many seconds of that a warning is due."""
         self._streams: dict[str, int] = {}
         """The streams of senders that have a name."""
         self._active: dict[Client, int] = {}
         """The streams of those that are connected."""
         self._completed: dict[int, int] = {}
         """By stream, its number of samples once it is complete."""
+        self._again: set[int] = set()
+        """The streams of names that were complete, and whose samples a worker has lost."""
         self._failed = 0
         """How many of these are of senders that have failed and cannot continue them."""
         self.failure: SourceFailure | None = None
@@ -38,7 +67,15 @@ class ExternalSenders:
     @property
     def all_ended(self) -> bool:
         """Whether none is connected or still expected."""
-        return len(self._completed) >= self._expected and not self._active
+        return not self._active and not self._missing
+
+    @property
+    def _missing(self) -> int:
+        """How many senders are expected that are not connected."""
+        active = set(self._active.values())
+        return max(
+            self._expected - len(self._completed) - len(active), len(self._again - active), 0
+        )
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of connected, completed and failed senders, as of simulations."""
@@ -66,17 +103,21 @@ class ExternalSenders:
         else:
             match parse_sender_message(header):
                 case Finished(samples):
-                    self._completed[self._active[client]] = samples
-                    self._remove(client)
+                    number = self._remove(client)
+                    self._completed[number] = samples
+                    self._again.discard(number)
+                case SamplesLost(samples):
+                    self._lose(client, samples)
                 case SenderFailed(reason):
                     self._fail(client, reason)
 
     def _connect(self, client: Client, name: object) -> None:
-        if self.closed:
-            client.send({"accepted": False})
-            return
         if not isinstance(name, str | None):
             raise MessageError(f"a name of type {type(name).__name__}; give a string, or null")
+        is_awaited = name is not None and self._streams.get(name) in self._again
+        if self.closed and not is_awaited:
+            client.send({"accepted": False})
+            return
         number = self._router.number() if name is None else self._streams.get(name)
         if number is None:
             number = self._router.number()
@@ -86,10 +127,12 @@ class ExternalSenders:
             return
         self._completed.pop(number, None)
         self._active[client] = number
+        self._waits_since = None
         self._router.register(client, number)
 
     def _remove(self, client: Client) -> int:
         self._router.unregister(client)
+        self._waits_since = None
         return self._active.pop(client)
 
     def _fail(self, client: Client, reason: str) -> None:
@@ -106,18 +149,108 @@ class ExternalSenders:
         self.failure = self.failure or failure
         warn_user(f"a sender has failed: {reason}")
 
+    # Who is awaited
+
+    def check(self) -> None:
+        """Warn at times of senders that are awaited.
+
+        Raises ``SimulationError`` after the timeout.
+        """
+        if self.closed or not self._missing:
+            self._waits_since = None
+            return
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+            self._next_notice = FIRST_NOTICE
+        seconds = now - self._waits_since
+        if seconds > self._timeout:
+            raise SimulationError(
+                f"senders_timeout={self._timeout:g}: {self._awaited()} has not connected in time; "
+                "start it, or give a larger senders_timeout= or fewer senders="
+            )
+        if seconds > self._next_notice:
+            self._next_notice = 2 * seconds
+            warn_user(
+                f"the fit has waited {seconds:.0f} s for {self._awaited()}, which must connect "
+                "before it can end; senders_timeout= limits this"
+            )
+
+    def _awaited(self) -> str:
+        """Return what messages call the senders that are not connected."""
+        ended = set(self._active.values()) | self._completed.keys()
+        names = [
+            f"sender {shortened(repr(name))}"
+            for name, number in self._streams.items()
+            if number not in ended
+        ]
+        unknown = self._missing - len(names)
+        if unknown > 0:
+            names.append(f"{unknown} of {self._expected} senders")
+        return " and ".join(names)
+
+    # What is lost
+
+    def _lose(self, client: Client, samples: int) -> None:
+        """Say that a connected sender goes on without samples, as it cannot send them again.
+
+        Raises ``SimulationError`` if a worker has died with them, and the sender has no name.
+        """
+        name = client.greeting.get("name")
+        if name is None and self._router.lost_workers(client):
+            raise SimulationError(
+                f"a worker has died with {samples} samples of a sender without a name, which "
+                f"cannot send them again; {_NAME_IT}"
+            )
+        sender = "a sender" if name is None else f"sender {shortened(repr(name))}"
+        warn_user(f"{sender} goes on without {samples} samples, which are lost")
+
+    def lose_samples(self, worker: Worker) -> None:
+        """Expect senders again whose streams were complete, and whose samples a worker has lost.
+
+        Raises ``SimulationError``, with the number of samples, if one of them has no name: its
+        program cannot send them again.
+        """
+        lacking = {
+            number: worker.lacks_samples(number, samples)
+            for number, samples in self._completed.items()
+        }
+        lost_streams = {number: samples for number, samples in lacking.items() if samples}
+        names = {number: name for name, number in self._streams.items()}
+        nameless = [samples for number, samples in lost_streams.items() if number not in names]
+        if nameless:
+            raise SimulationError(
+                f"worker {worker.number} has died with {sum(nameless)} samples of {len(nameless)} "
+                f"senders without a name, which have ended and cannot send them again; {_NAME_IT}"
+            )
+        for number, samples in lost_streams.items():
+            del self._completed[number]
+            self._again.add(number)
+            warn_user(
+                f"worker {worker.number} has died with {samples} samples of sender "
+                f"{shortened(repr(names[number]))}, which has ended: the fit waits for it under "
+                "this name; start it again, and it sends what is missing"
+            )
+
+    # What saves have of them
+
     def state_dict(self, workers: Sequence[Worker]) -> dict[str, Any]:
         """Return the streams of names, and those that are complete in a save.
 
-        Others are expected again.
+        Others are expected again, except those without a name: what the save lacks of their samples
+        is lost.
         """
         named = set(self._streams.values())
-        completed = []
+        completed: list[list[int]] = []
+        lost_samples = 0
         for number, samples in self._completed.items():
-            lacks = any(worker.lacks_samples(number, samples) for worker in workers)
-            if number not in named or not lacks:
-                completed.append([number, samples])
+            lacking = sum(worker.lacks_samples(number, samples) for worker in workers)
+            if number in named and lacking:
+                continue
+            completed.append([number, samples])
+            lost_samples += lacking
         return {
+            "lost": lost_samples,
             "streams": [[name, number] for name, number in self._streams.items()],
             "completed": completed,
             "failed": self._failed,
@@ -128,6 +261,11 @@ class ExternalSenders:
         self._streams = dict(saved["streams"])
         self._completed = dict(saved["completed"])
         self._failed = saved["failed"]
+        if saved["lost"]:
+            warn_user(
+                f"the save lacks {saved['lost']} samples of senders without a name, which have "
+                f"ended: these samples are lost; {_NAME_IT}"
+            )
         incomplete = [
             repr(name) for name, number in self._streams.items() if number not in self._completed
         ]
@@ -135,18 +273,6 @@ class ExternalSenders:
             warn_user(
                 f"the save lacks samples of sender {shortened(', '.join(incomplete))}: the fit "
                 "waits for it under this name; start it again if it has ended"
-            )
-
-    def warn_lost_samples(self, worker: Worker) -> None:
-        """Warn of samples of completed streams that a dead worker had: nobody sends them again."""
-        lacking = [
-            worker.lacks_samples(number, samples) for number, samples in self._completed.items()
-        ]
-        senders = sum(samples > 0 for samples in lacking)
-        if senders:
-            warn_user(
-                f"worker {worker.number} has died; {sum(lacking)} samples of {senders} "
-                "senders are lost"
             )
 
     def stop(self, *, goes_on: bool = False) -> None:

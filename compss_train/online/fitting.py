@@ -28,6 +28,7 @@ from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.online.recorder import Recorder
 from compss_train.online.reports import Reports
+from compss_train.online.routing import StreamKeys
 from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
@@ -201,10 +202,13 @@ class OnlineFit(Fit, FitRun):
         job = self._job(server, parameters)
         parts = () if study is None else study.workers
         workers = Workers(session, job, recorder.reports, folder=folder, parts=parts)
-        router = StreamRouter(workers.all, job.key, paired=job.paired)
+        router = StreamRouter(workers.all, job.keys, paired=job.paired)
         router.next_number = self.simulations.first_sender(self.options.buffer)
         inputs = self._inputs(workers, recorder.reports, parameters)
         runs = SimulationRuns(self.simulations, inputs, session.engine, router=router, job=job)
+        senders = ExternalSenders(
+            self.simulations.senders, router, timeout=self.simulations.senders_timeout
+        )
         if self.simulations.lockstep:
             runs.may_begin = workers.are_settled
         keeps_saves = any(callback.keeps_state for callback in self.callbacks.callbacks)
@@ -215,7 +219,7 @@ class OnlineFit(Fit, FitRun):
             parameters=parameters,
             workers=workers,
             router=router,
-            sources=Sources(runs, ExternalSenders(self.simulations.senders, router)),
+            sources=Sources(runs, senders),
             recorder=recorder,
             ending=Ending(self.stopping, keeps_saves=keeps_saves),
             keeps_saves=keeps_saves,
@@ -274,7 +278,7 @@ class OnlineFit(Fit, FitRun):
         seed = model.seed + len({record.get("fit_started") for record in model.history})
         return OnlineJob(
             coordinator=server.address,
-            key=new_token(),
+            keys=StreamKeys(new_token()),
             host=self.simulations.host,
             server_address=parameters.server_address,
             num_workers=self.session.num_workers,

@@ -1,6 +1,6 @@
 """What all workers of an online fit share: its options, and which samples and batches are whose."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ from compss_train.engines import nodes
 from compss_train.net import Address, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import NUMBERS
-from compss_train.online.stream import worker_of
+from compss_train.online.routing import Routing, StreamKeys
 from compss_train.worker.batches import Batch
 from compss_train.worker.server_exchange import ServerAddress
 
@@ -19,8 +19,8 @@ class OnlineJob:
     """What all workers of an online fit share."""
 
     coordinator: Address
-    key: str = field(repr=False)
-    """The token that the workers' receivers require of streams."""
+    keys: StreamKeys
+    """The keys that the workers' receivers require of streams."""
     host: str | None
     """The host of the address for senders, or ``None``."""
     server_address: ServerAddress
@@ -51,13 +51,10 @@ class OnlineJob:
             return f"tcp://{local_host}:*"
         return f"tcp://{self.host}:*"
 
-    def routed(self, worker: int, stream: int, samples: range) -> int:
-        """Return how many of some successive samples of a stream a worker gets."""
-        first_worker = worker_of(stream, samples.start, self.num_workers, whole=self.paired)
-        ahead = (worker - first_worker) % self.num_workers
-        if self.paired:
-            return 0 if ahead else len(samples)
-        return len(samples[ahead :: self.num_workers])
+    @property
+    def routing(self) -> Routing:
+        """Which worker gets which sample."""
+        return Routing(self.num_workers, whole=self.paired)
 
     def make_batch(self, drawn: Any, worker: int, position: int) -> Batch:
         """Return a batch of what the worker's buffer gave; the position is its number."""

@@ -55,6 +55,10 @@ class Simulations:
     senders, address, token:
         Number of other programs that will send samples with ``SampleSender``, to this address
         (``tcp://HOST:PORT``) and with this token. By default there are none.
+    senders_timeout:
+        Maximum seconds to wait for senders that are not connected, counted from the start of
+        training and from each time that one connects or leaves; ``None`` (default) for no limit. A
+        warning names them after 10 seconds, and again.
 
     Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
@@ -69,13 +73,16 @@ class Simulations:
     senders: int = 0
     address: str | None = None
     token: str | None = field(default=None, repr=False)
+    senders_timeout: float | None = None
 
     def __post_init__(self) -> None:
         check_count("count", self.count)
         for name in ("retries", "senders"):
             check_count(name, getattr(self, name), least=0)
-        if self.timeout is not None:
-            check_seconds("timeout", self.timeout)
+        for name in ("timeout", "senders_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None:
+                check_seconds(name, seconds)
         self._check_simulate()
         self._check_senders()
         check_picklable(simulate=self.simulate, pairing=self.pairing)

@@ -1,5 +1,6 @@
 """The worker's side of streams: receives samples and puts them into the buffer."""
 
+import hmac
 import itertools
 import logging
 import threading
@@ -24,6 +25,7 @@ from compss_train.net import (
     shortened,
     stacked,
 )
+from compss_train.online.routing import Routing, StreamKeys
 from compss_train.online.source_messages import number_in
 
 _LOG = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ class _Sender:
     """A connection of a stream, its samples that wait, and how many more it may send."""
 
     stream: int
+    next: int
+    """The stream's samples below it were here before, or have come over this connection."""
     samples: deque[_Sample] = field(default_factory=deque)
     """Those that wait to be put into the buffer."""
     ends: bool = False
@@ -90,8 +94,9 @@ class Receiver(Closable):
 
     A sender may only send as many samples as it has credit for, and gets more when its samples are
     in the buffer: it waits while the buffer is full. ``offsets`` holds by stream number one more
-    than the number of the last sample that the buffer has received. ``address`` is as for
-    ``serve``.
+    than the number of the last sample that the buffer has received: they advance by samples that
+    come, one after another, and by those that the stream gives up as lost. A stream must have its
+    key. ``address`` is as for ``serve``.
     """
 
     def __init__(
@@ -99,12 +104,15 @@ class Receiver(Closable):
         buffer: Buffer,
         address: str | None,
         *,
-        token: str,
-        paired: bool,
+        keys: StreamKeys,
+        worker: int,
+        routing: Routing,
         offsets: Mapping[int, int] | None = None,
     ) -> None:
         self._buffer = buffer
-        self._paired = paired
+        self._keys = keys
+        self._worker = worker
+        self._routing = routing
         self._offsets = dict(offsets or {})
         self.failed: Exception | None = None
         """An error that no sample has caused, such as one that has ended the thread."""
@@ -128,7 +136,7 @@ class Receiver(Closable):
         self._discarding = threading.Event()
         """Set when training has ended."""
         self._closed = threading.Event()
-        self._server = MessageServer(address, token)
+        self._server = MessageServer(address, keys.token)
         self.url = self._server.address.url
         """Where it listens."""
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
@@ -175,10 +183,15 @@ class Receiver(Closable):
             self._reject(client, error)
 
     def _greet(self, client: Client, greeting: Header) -> None:
-        sender = _Sender(number_in(greeting, "stream"))
+        stream = number_in(greeting, "stream")
+        key = str(greeting.get("stream_key")).encode(errors="replace")
+        if not hmac.compare_digest(key, self._keys.of(stream).encode()):
+            raise PermissionError(
+                f"stream {stream} needs the stream_key that the coordinator gave with its number"
+            )
+        sender = _Sender(stream, self._offsets.get(stream, 0))
         self._senders[client] = sender
-        next_sample = self._offsets.get(sender.stream, 0)
-        client.send({"next": next_sample, "credit": self._grant(sender)})
+        client.send({"next": sender.next, "credit": self._grant(sender)})
 
     def _receive(self, sender: _Sender, header: Header, arrays: list[ReceivedArray]) -> None:
         if sender.refused:
@@ -188,17 +201,49 @@ class Receiver(Closable):
         if "end" in header:  # may be repeated
             sender.ends = True
             return
+        if "lost" in header:
+            self._give_up(sender, number_in(header, "lost"))
+            return
         if sender.ended or not sender.credit:
             raise MessageError("a sample after the end of the stream, or without credit")
         if len(arrays) not in (1, 2):
             raise MessageError(f"a sample of {len(arrays)} arrays; send x, or x and y")
         number = number_in(header, "sample")
-        has_step = self._paired or "step" in header
+        self._check_follows(sender, number)
+        has_step = self._routing.whole or "step" in header
         step = number_in(header, "step") if has_step else number
         sample = _Sample(number, step, arrays)
         sender.credit -= 1
+        sender.next = max(sender.next, number + 1)
         sender.samples.append(sample)
         self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, sample.size)))
+
+    def _check_follows(self, sender: _Sender, number: int) -> None:
+        """Raise ``MessageError`` for a sample of another worker, and for one after a gap."""
+        stream = sender.stream
+        receiving_worker = self._routing.worker_of(stream, number)
+        if receiving_worker != self._worker:
+            raise MessageError(
+                f"sample {number} of stream {stream} is for worker {receiving_worker} of "
+                f"{self._routing.workers}; this is worker {self._worker}"
+            )
+        expected = self._routing.next_sample(self._worker, stream, sender.next)
+        if expected is None or number > expected:
+            raise MessageError(
+                f"a gap in stream {stream}: sample {number} came where sample {expected} was "
+                f'expected; send all samples in order, or first {{"lost": {number}}} if those '
+                "between are lost"
+            )
+
+    def _give_up(self, sender: _Sender, end: int) -> None:
+        """Expect no samples of a stream below ``end`` any more, as they are lost."""
+        if sender.samples:
+            raise MessageError('"lost" after a sample; send it before the first one')
+        sender.next = max(sender.next, end)
+        with self._turn:
+            pass
+        with self._putting:
+            self._offsets[sender.stream] = max(self._offsets.get(sender.stream, 0), end)
 
     def _grant(self, sender: _Sender) -> int:
         """Give a sender credit for as many samples as may be ahead; return how much that adds."""
@@ -308,7 +353,7 @@ class Receiver(Closable):
         if self.not_finite is None:
             self._look_for_not_finite(stream, steps, columns)
         simulations = np.full_like(steps, stream)
-        if self._paired:
+        if self._routing.whole:
             return TimeStep(simulations, steps, tuple(columns.values()))
         return {NUMBERS: np.stack([simulations, steps], 1), **columns}
 

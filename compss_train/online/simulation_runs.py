@@ -77,15 +77,15 @@ class SimulationRuns:
         """The inputs, and what has become of the simulation of each."""
         self.may_begin: Callable[[int], bool] = lambda number: True
         """Whether the simulation with this number may begin now."""
-        self.remembers = job.options.checkpoint_every is not None
-        """Whether complete simulations stay known until a save has all their samples."""
         self._exhausted = simulations.simulate is None
         """Whether all inputs have begun."""
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
         """Those that are to run again."""
         self._known: dict[int, Simulation] = {}
-        """By number, those that may have to be repeated; others are only counted."""
+        """By number, those that have begun, and are neither complete nor forgotten."""
+        self._complete: dict[int, Simulation] = {}
+        """Complete ones that may have to be repeated: no save of all workers has their samples."""
         self._given_up: list[int] = []
         """Of these, those that have been given up since ``forget_given_up``."""
         self.any_samples = any(samples > 0 for samples in inputs.samples)
@@ -114,14 +114,6 @@ class SimulationRuns:
     def all_ended(self) -> bool:
         """Whether no simulation is running or pending."""
         return self._exhausted and not self._repeated and not self.running
-
-    @property
-    def _completed(self) -> list[Simulation]:
-        """Completed simulations, which are repeated if a worker loses their samples."""
-        samples = self.inputs.samples
-        return [
-            simulation for simulation in self._known.values() if samples[simulation.number] >= 0
-        ]
 
     @property
     def _first_count(self) -> int:
@@ -204,14 +196,15 @@ class SimulationRuns:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all simulations in a save, after ``forget_safe``.
 
-        The known ones are incomplete.
+        Those that may have to be repeated are incomplete.
         """
+        incomplete = {**self._known, **self._complete}
         failures = [
             [number, simulation.failures]
-            for number, simulation in self._known.items()
+            for number, simulation in incomplete.items()
             if simulation.failures
         ]
-        return {**self.inputs.state_dict(self._known), "failures": failures}
+        return {**self.inputs.state_dict(incomplete), "failures": failures}
 
     def resume(self, failures: Mapping[int, int]) -> None:
         """Run simulations of an earlier program first, which had so many failures.
@@ -225,19 +218,21 @@ class SimulationRuns:
 
     def repeat_lost(self, worker: Worker) -> None:
         """Repeat the simulations whose samples a worker has partly lost."""
-        for simulation in self._completed:
-            if self._lacks(worker, simulation):
-                self._repeat(simulation)
+        lost_simulations = [
+            simulation for simulation in self._complete.values() if self._lacks(worker, simulation)
+        ]
+        for simulation in lost_simulations:
+            self._repeat(simulation)
 
     def forget_safe(self, workers: Sequence[Worker]) -> list[int]:
         """Forget simulations whose samples are in the save of all workers; return their numbers."""
         safe = [
             simulation.number
-            for simulation in self._completed
+            for simulation in self._complete.values()
             if not any(self._lacks(worker, simulation) for worker in workers)
         ]
         for number in safe:
-            del self._known[number]
+            del self._complete[number]
         return safe
 
     def forget_given_up(self) -> None:
@@ -255,11 +250,14 @@ class SimulationRuns:
 
     def _repeat(self, simulation: Simulation) -> None:
         self.inputs.end(simulation.number, BEGUN)
+        self._complete.pop(simulation.number, None)
+        self._known[simulation.number] = simulation
         self._repeated.append(simulation)
 
     def named(self, number: int) -> str:
         """Return what messages call a simulation, with its input if it may have to be repeated."""
-        return str(self._known.get(number, f"simulation {number}"))
+        simulation = self._known.get(number) or self._complete.get(number)
+        return f"simulation {number}" if simulation is None else str(simulation)
 
     # What becomes of their tasks
 
@@ -324,9 +322,7 @@ class SimulationRuns:
         """Mark a simulation as done; return True if it has to run again for a worker's samples."""
         self.inputs.end(simulation.number, samples)
         self.any_samples = self.any_samples or samples > 0
-        if not self.remembers:
-            del self._known[simulation.number]
-            return False
+        self._complete[simulation.number] = self._known.pop(simulation.number)
         return any(self._lacks(worker, simulation) for worker in lost_workers)
 
     def _failed(self, simulation: Simulation, failed: SimulationFailed) -> bool:

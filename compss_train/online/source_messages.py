@@ -63,8 +63,16 @@ class SenderFailed:
     """The reason, or a traceback."""
 
 
+@dataclass(frozen=True)
+class SamplesLost:
+    """A program goes on without samples that it has sent, and cannot send again."""
+
+    lost: int
+    """Their number."""
+
+
 SimulationMessage: TypeAlias = Finished | Interrupted | SimulationFailed | TimedOut
-SenderMessage: TypeAlias = Finished | SenderFailed
+SenderMessage: TypeAlias = Finished | SenderFailed | SamplesLost
 
 
 def header_of(message: SimulationMessage | SenderMessage) -> Header:
@@ -102,6 +110,8 @@ def parse_sender_message(header: Header) -> SenderMessage:
             return Finished(number_in(header, "finished"))
         case {"failed": reason}:
             return SenderFailed(shortened(str(reason)))
+        case {"lost": _}:
+            return SamplesLost(number_in(header, "lost"))
     raise MessageError(f"malformed message: a sender sends no {sorted(header)}")
 
 

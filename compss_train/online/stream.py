@@ -1,7 +1,6 @@
 """A stream: the client that sends the samples of a simulation, or of a program, to the workers.
 
-Samples go to the workers in turn (``worker_of``). An offset counts the samples of a stream, as in a
-log: a worker with offset n has received all samples of the stream below n that are routed to it.
+Samples go to the workers in turn (``Routing``).
 """
 
 import threading
@@ -23,8 +22,10 @@ from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
+from compss_train.online.routing import Routing
 from compss_train.online.source_messages import (
     Finished,
+    SamplesLost,
     SenderMessage,
     SimulationMessage,
     header_of,
@@ -59,11 +60,6 @@ def as_sample(parts: Sequence[Any]) -> Sample:
         signed(part if isinstance(part, np.ndarray | torch.Tensor) else tensor_of(part))
         for part in parts
     )
-
-
-def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
-    """Return the worker that gets a sample: round-robin, or one for all of a ``whole`` stream."""
-    return (stream if whole else stream + sample) % workers
 
 
 class NameInUseError(PermissionError):
@@ -136,6 +132,8 @@ class Stream(Closable):
         self.paired: bool = reply.get("paired", False)
         """Whether the buffers pair time steps, so that the whole stream goes to one worker."""
         self._key = reply.get("key", "")
+        self._greeting = {"stream": self.number, "stream_key": reply.get("stream_key", "")}
+        """What it says to a worker first."""
         self.urls: list[str | None] = reply.get("workers", [])
         """Where the workers listen; ``None`` for those that have died."""
 
@@ -169,8 +167,7 @@ class Stream(Closable):
 
     def _connect(self, worker: int, url: str) -> None:
         address = Address(self._reachable(url), self._key)
-        greeting = {"stream": self.number}
-        connection = address.connect(greeting, self._context, _CONNECT_SECONDS)
+        connection = address.connect(self._greeting, self._context, _CONNECT_SECONDS)
         self._routes[worker] = _Route(connection, url)
         self._offsets[worker] = self._receive(worker)["next"]
 
@@ -220,28 +217,25 @@ class Stream(Closable):
                 self.update(_PAUSE)  # if training has ended, the coordinator also disconnects
                 self._check()
                 self._open(worker)
-                missing = range(self._offsets[worker], self.sent)
-                lost_samples = sum(self._worker_of(sample) == worker for sample in missing)
+                lost_samples = self._lacks(worker, self.sent)
                 if lost_samples:
                     self._on_loss(
                         f"worker {worker} disconnected: {error}; {lost_samples} samples of this "
                         "stream are lost with it"
                     )
+                    self._give_up(worker)
+                    self._notify_lost(lost_samples)
 
     # Samples
 
     @property
     def delivered(self) -> int:
         """How many samples, counted from the first, earlier attempts have delivered."""
-        workers = {self._worker_of(sample) for sample in range(len(self.urls))}
-        return min(map(self._first_missing, workers), default=0)
-
-    def _first_missing(self, worker: int) -> int:
-        """Return the first sample of a worker that it has not got."""
-        sample = self._offsets[worker]
-        while self._worker_of(sample) != worker:
-            sample += 1
-        return sample
+        missing = [
+            self._routing.next_sample(worker, self.number, offset)
+            for worker, offset in self._offsets.items()
+        ]
+        return min((sample for sample in missing if sample is not None), default=0)
 
     def skip(self, number: int) -> None:
         """Skip the next ``number`` samples, which must have been delivered before."""
@@ -256,8 +250,12 @@ class Stream(Closable):
     def go_on(self, sent: int) -> int:
         """Continue after the first ``sent`` samples; return how many of them no worker has."""
         self.sent = sent
-        missing = range(min(self._offsets.values(), default=0), sent)
-        return sum(sample >= self._offsets[self._worker_of(sample)] for sample in missing)
+        lost_samples = 0
+        for worker in self._routes:
+            lost_samples += self._lacks(worker, sent)
+            self._give_up(worker)
+        self._notify_lost(lost_samples)
+        return lost_samples
 
     def send(self, sample: Sample, step: int | None) -> None:
         """Send the next sample to its worker; blocks while that worker's buffer is full."""
@@ -299,8 +297,29 @@ class Stream(Closable):
         with self._lock:
             self._control.send(header_of(message))
 
+    @property
+    def _routing(self) -> Routing:
+        return Routing(len(self.urls), whole=self.paired)
+
     def _worker_of(self, sample: int) -> int:
-        return worker_of(self.number, sample, len(self.urls), whole=self.paired)
+        return self._routing.worker_of(self.number, sample)
+
+    def _lacks(self, worker: int, sent: int) -> int:
+        """Return how many of the first ``sent`` samples a worker lacks."""
+        missing = range(self._offsets[worker], sent)
+        return self._routing.count(worker, self.number, missing)
+
+    def _give_up(self, worker: int) -> None:
+        """Tell a worker, if it lacks samples that were sent, not to expect them any more."""
+        if self._lacks(worker, self.sent):
+            with suppress(OSError):  # the next action notices
+                self._routes[worker].connection.send({"lost": self.sent})
+            self._offsets[worker] = self.sent
+
+    def _notify_lost(self, samples: int) -> None:
+        if samples:
+            with suppress(OSError):
+                self.notify(SamplesLost(samples))
 
     def _route(self, worker: int) -> _Route:
         route = self._routes.get(worker)

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 
 from compss_train.net import Client
+from compss_train.online.routing import StreamKeys
 from compss_train.online.workers import Worker
 
 
 class StreamRouter:
     """Accepts streams, and tells them the addresses of the workers whenever one of them changes.
 
-    ``key`` is the token that the workers' receivers require.
+    Each gets the ``keys`` of its number only.
     """
 
-    def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
+    def __init__(self, workers: Sequence[Worker], keys: StreamKeys, *, paired: bool) -> None:
         self._workers = workers
-        self._key = key
+        self._keys = keys
         self._paired = paired
         self.next_number = 0
         """The number of the next sender's stream.
@@ -35,15 +36,27 @@ class StreamRouter:
         """Accept a stream; it waits for workers that have no address yet."""
         self.update()
         self._deaths[client] = [worker.deaths for worker in self._workers]
-        reply = {"stream": stream, "workers": self._urls, "key": self._key, "paired": self._paired}
-        client.send({"accepted": True, **reply})
+        reply = {
+            "accepted": True,
+            "stream": stream,
+            "stream_key": self._keys.of(stream),
+            "key": self._keys.token,
+            "workers": self._urls,
+            "paired": self._paired,
+        }
+        client.send(reply)
 
     def unregister(self, client: Client) -> list[Worker]:
         """Remove a stream that has ended; return the workers that died since it was accepted."""
-        deaths = self._deaths.pop(client)
+        lost_workers = self.lost_workers(client)
+        del self._deaths[client]
+        return lost_workers
+
+    def lost_workers(self, client: Client) -> list[Worker]:
+        """Return the workers that have died since a stream was accepted."""
         return [
             worker
-            for worker, earlier_deaths in zip(self._workers, deaths, strict=True)
+            for worker, earlier_deaths in zip(self._workers, self._deaths[client], strict=True)
             if worker.deaths != earlier_deaths
         ]
 

@@ -185,8 +185,9 @@ class OnlineWorker:
         return Receiver(
             self._buffer,
             self._job.listening_address(self._local_host),
-            token=self._job.key,
-            paired=self._job.paired,
+            keys=self._job.keys,
+            worker=self._number,
+            routing=self._job.routing,
             offsets=saved.get("offsets", {}),
         )
 

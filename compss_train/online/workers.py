@@ -115,7 +115,7 @@ class Worker(ConnectedTask):
         if self.done:
             return 0
         saved = 0 if self.part is None else self.part.offsets.get(stream, 0)
-        return self._job.routed(self.number, stream, range(saved, samples))
+        return self._job.routing.count(self.number, stream, range(saved, samples))
 
     def check(self) -> None:
         """Submit its task again if it was lost; raise the exception of a task that never connected.

@@ -12,13 +12,14 @@ import zmq
 from zmq.utils import z85
 
 from compss_train.net import sockets
+from compss_train.online.routing import StreamKeys
 from tests.helpers.waiting import LIMIT, wait_until
 
 HERE = "127.0.0.1"
 TOKEN = "töken"
 """The token of the coordinator's address for senders."""
-KEY = "kéy"
-"""The token of receivers."""
+KEYS = StreamKeys("kéy")
+"""The keys of streams."""
 THREADS = {"receiver", "connections", "watchdog"}
 """Names of the package's threads."""
 

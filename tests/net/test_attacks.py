@@ -23,7 +23,7 @@ from compss_train.parameter_server import connect, serve
 from tests.buffers.kinds import Thread, make
 from tests.helpers.proxy import Proxy
 from tests.helpers.waiting import LIMIT, awaited, wait_until
-from tests.net.plain_clients import HERE, KEY, TOKEN, PlainClient, no_threads_left, raw_socket
+from tests.net.plain_clients import HERE, KEYS, TOKEN, PlainClient, no_threads_left, raw_socket
 from tests.online.sample_streams import connect_sender, send_stream
 from tests.online.stub_fits import StubWorker, stub_fit
 
@@ -63,7 +63,7 @@ def a_worker_that_receives():
         streams = itertools.count()
         try:
             yield SimpleNamespace(
-                url=stub.url, token=KEY, check=lambda: send_stream(stub, next(streams), 3)
+                url=stub.url, token=KEYS.token, check=lambda: send_stream(stub, next(streams), 3)
             )
         finally:
             stub.close()

@@ -42,7 +42,7 @@ from compss_train.training.training_state import TrainingState
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import Fuzzer, FuzzingClient
-from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
+from tests.net.plain_clients import HERE, KEYS, TOKEN, no_threads_left
 from tests.online.fits import build_trainer, online
 from tests.online.sample_streams import send_stream
 from tests.online.simulations import COUNTING_SGD, free_port, sum_loss
@@ -148,13 +148,15 @@ def test_a_worker_that_receives(address, paired, seed, messages):
         def check():
             send_stream(stub, next(streams), 2, paired=paired)
 
-        greetings = [{"stream": number} for number in range(3)]
+        greetings = [{"stream": number, "stream_key": KEYS.of(number)} for number in range(3)]
         then = [
             ({"sample": 0, **({"step": 0} if paired else {})}, [np.ones(1, np.float32)]),
             ({"end": True}, []),
         ]
         attack(
-            Target([Door(stub.url, KEY, greetings, then)], check, {"receiver", "connections"}),
+            Target(
+                [Door(stub.url, KEYS.token, greetings, then)], check, {"receiver", "connections"}
+            ),
             seed,
             messages,
         )
@@ -217,10 +219,11 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
     monkeypatch.setattr(EventServer, "listen_for_senders", noted)
 
     def told():
-        """Return what a sender is told of the workers."""
+        """Return what a sender is told: its greeting to a worker, and where that is."""
         with Address(address, TOKEN).connect({"role": "sender", "name": None}) as sender:
             header, _ = sender.receive(LIMIT)
-            return header["key"], *header["workers"]
+            greeting = {name: header[name] for name in ("stream", "stream_key")}
+            return greeting, header["key"], *header["workers"]
 
     def fit():
         online(trainer, None, (), callbacks=[stopping], **options)
@@ -239,7 +242,7 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
 
         check()
         tasks = servers[0].address
-        (key, worker) = told()
+        greetings, (key, *_), (worker, *_) = zip(*(told() for _ in range(3)), strict=True)
         senders = [{"role": "sender", "name": name} for name in ("a", "b", None)]
         roles = [{"role": "worker", "number": 0}, {"role": "simulation", "number": 0}]
         doors = [
@@ -248,12 +251,12 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
             Door(
                 worker,
                 key,
-                [{"stream": 10**6 + n} for n in range(3)],
+                list(greetings),
                 [({"sample": 0}, [X]), ({"end": True}, [])],
             ),
         ]
         attack(Target(doors, check), seed, messages)
-        assert told() == (key, worker)  # which was not replaced
+        assert told()[1:] == (key, worker)  # which was not replaced
         stopping.told = True
         # The record of this sample stops the fit, or one before it.
         with suppress(OSError, TrainingEndedError):
@@ -279,7 +282,7 @@ def fit_of_nobody(engine, server, folder):
     )
     job = OnlineJob(
         coordinator=server.address,
-        key=KEY,
+        keys=KEYS,
         host=None,
         server_address=None,
         num_workers=2,
@@ -288,7 +291,7 @@ def fit_of_nobody(engine, server, folder):
     )
     reports = Reports(2, None)
     workers = Workers(session, job, reports, folder=Path(folder))
-    router = StreamRouter(workers.all, KEY, paired=False)
+    router = StreamRouter(workers.all, KEYS, paired=False)
     simulations = Simulations(
         print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
     )

@@ -23,7 +23,7 @@ from compss_train.parameter_server.call_queue import CallQueue
 from tests.buffers.kinds import make
 from tests.helpers.waiting import LIMIT, settled, wait_until
 from tests.net.fuzzing import FuzzingClient, encoded, nested
-from tests.net.plain_clients import KEY, TOKEN, raw_socket
+from tests.net.plain_clients import KEYS, TOKEN, raw_socket
 from tests.net.test_attacks import received_from
 from tests.online.sample_streams import connect_sender, send_stream
 from tests.online.stub_fits import stub_fit
@@ -131,10 +131,10 @@ def test_the_address_for_senders_outlives_any_role(role):
 )
 def test_a_worker_outlives_numbers_that_no_checkpoint_can_hold(make_stub, address, stream, sample):
     stub = make_stub(make("FIFO", 9), address=address)
-    with FuzzingClient(stub.url, KEY) as client:
-        greeting = encoded({"arrays": [], "stream": stream} | client.proof)
+    with FuzzingClient(stub.url, KEYS.token) as client:
+        greeting = {"arrays": [], "stream": stream, "stream_key": KEYS.of(0)} | client.proof
         message = [encoded({"arrays": [["float32", [1]]], "sample": sample}), bytes(4)]
-        assert answer_of(client, [greeting], message)
+        assert answer_of(client, [encoded(greeting)], message)
     send_stream(stub, 1, 2)
     assert stub.receiver.snapshot()[1] == {1: 2}
     assert stub.drain() == [100, 101]
@@ -153,7 +153,8 @@ def test_a_worker_refuses_samples_without_x_and_steps_that_are_none(
     make_stub, fields, arrays, reason
 ):
     stub = make_stub(make("FIFO", 9))
-    with Address(stub.url, KEY).connect({"stream": 0}) as connection:
+    greeting = {"stream": 0, "stream_key": KEYS.of(0)}
+    with Address(stub.url, KEYS.token).connect(greeting) as connection:
         connection.send({"sample": 0} | fields, [np.zeros(2)] * arrays)
         while "error" not in (answer := connection.receive(LIMIT)[0]):
             pass

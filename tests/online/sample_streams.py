@@ -4,12 +4,13 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train.net.connection import Address
+from compss_train.online.routing import Routing
 from compss_train.online.sender import SampleSender
 from compss_train.online.simulation_task import _interrupt
-from compss_train.online.stream import Stream, worker_of
+from compss_train.online.stream import Stream
 from tests.buffers.kinds import STEPS
 from tests.helpers.waiting import LIMIT
-from tests.net.plain_clients import KEY, TOKEN
+from tests.net.plain_clients import KEYS, TOKEN
 
 
 def number_sample(number):
@@ -19,7 +20,8 @@ def number_sample(number):
 
 def expected_samples(number, samples, workers, *, whole=False):
     """Return for each worker the samples of a stream that are routed to it."""
-    routed = [worker_of(number, sample, workers, whole=whole) for sample in range(samples)]
+    routing = Routing(workers, whole)
+    routed = [routing.worker_of(number, sample) for sample in range(samples)]
     return [[n for n in range(samples) if routed[n] == worker] for worker in range(workers)]
 
 
@@ -55,8 +57,9 @@ def simulation_stream(coordinator, number):
 class SampleConnection(Closable):
     """A connection to a worker, message by message; a sample waits for credit."""
 
-    def __init__(self, url, stream, token=KEY):
-        self.connection = Address(url, token).connect({"stream": stream})
+    def __init__(self, url, stream):
+        greeting = {"stream": stream, "stream_key": KEYS.of(stream)}
+        self.connection = Address(url, KEYS.token).connect(greeting)
         self.stream = stream
         self.credit = 0
         self.offset = self.read("next")["next"]

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from compss_train.exceptions import SimulationError
 from compss_train.net import MessageError
 from compss_train.online.events import EventServer
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.receiver import Receiver
+from compss_train.online.routing import Routing
 from compss_train.online.stream_router import StreamRouter
 from tests.buffers.kinds import Thread, make, numbers
 from tests.helpers.waiting import LIMIT, wait_until
-from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
+from tests.net.plain_clients import HERE, KEYS, TOKEN, no_threads_left
 from tests.online.sample_streams import SampleConnection
 
 
@@ -28,7 +30,7 @@ class StubCoordinator:
         self.workers = [
             SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)
         ]
-        self.router = StreamRouter(self.workers, KEY, paired=paired)
+        self.router = StreamRouter(self.workers, KEYS, paired=paired)
         self.senders = ExternalSenders(senders, self.router)
         self.events = []
         self.warnings = []
@@ -58,8 +60,8 @@ class StubCoordinator:
             elif header is None or header.keys() & {"finished", "failed", "interrupted"}:
                 with suppress(KeyError):  # it has disconnected after it ended
                     self.router.unregister(client)
-        except UserWarning as warning:
-            self.warnings.append(str(warning))
+        except (UserWarning, SimulationError) as notice:  # an error ends a fit, but no stub
+            self.warnings.append(str(notice))
         except MessageError as error:
             client.refuse(error)
         self.events.append((client, header))
@@ -112,9 +114,16 @@ class StubCoordinator:
 class StubWorker:
     """A worker that only receives."""
 
-    def __init__(self, buffer, *, paired=False, offsets=None, address=None):
+    def __init__(self, buffer, *, number=0, workers=1, paired=False, offsets=None, address=None):
         self.buffer = buffer
-        self.receiver = Receiver(buffer, address, token=KEY, paired=paired, offsets=offsets)
+        self.receiver = Receiver(
+            buffer,
+            address,
+            keys=KEYS,
+            worker=number,
+            routing=Routing(workers, whole=paired),
+            offsets=offsets,
+        )
         self.url = self.receiver.url
 
     def connect(self, stream):
@@ -147,7 +156,11 @@ class StubFit:
         """Start a replacement of a worker, which has some samples of some streams."""
         kind = "SimPairedReservoir" if self._paired else "FIFO"
         self.workers[worker] = StubWorker(
-            make(kind, capacity), paired=self._paired, offsets=offsets
+            make(kind, capacity),
+            number=worker,
+            workers=len(self.workers),
+            paired=self._paired,
+            offsets=offsets,
         )
         self.coordinator.set_url(worker, self.workers[worker].url)
 
@@ -159,7 +172,10 @@ def stub_fit(workers=1, *, senders=1, paired=False, capacity=200):
     with no_threads_left(), ExitStack() as stack:
         coordinator = StubCoordinator(workers, senders=senders, paired=paired)
         stack.callback(coordinator.close)
-        stubs = [StubWorker(make(kind, capacity), paired=paired) for _ in range(workers)]
+        stubs = [
+            StubWorker(make(kind, capacity), number=number, workers=workers, paired=paired)
+            for number in range(workers)
+        ]
         stack.callback(lambda: [stub.close() for stub in stubs])
         for worker, stub in enumerate(stubs):
             coordinator.set_url(worker, stub.url)

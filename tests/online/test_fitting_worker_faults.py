@@ -78,15 +78,15 @@ def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(
     assert trainer.history[-1]["repetitions"] == [0, 60]
 
 
-def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
-    """Only samples of completed simulations are lost; the fit does not wait for them."""
+def test_a_killed_worker_without_checkpoints_receives_all_samples_again(local, tmp_path):
+    """Also those of completed simulations, which run again; it has merged the first 30 before."""
     fault = Fault(31, kill_process, tmp_path)
     options = {"checkpoint_every": None, "buffer": BufferSpec("FIFO", 60)}
     simulate = OneHotSimulation(60, TouchFile(55, tmp_path / "55", until=tmp_path / "fault-31"))
     net = CountingNet(60, CallAll((TouchFile(0, until=tmp_path / "55"), fault)))
     trainer, trained = fit_and_count(local, net, simulate, split_range(60, 10), **options)
     assert fault.count == 1
-    assert trained == [1] * 30 + [0] * 20 + [1] * 10
+    assert trained == [2] * 30 + [1] * 30
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
 
 

@@ -1,16 +1,11 @@
 """Streams of samples into an online fit: routing, names, and delivered samples."""
 
-from itertools import pairwise
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.online.online_job import OnlineJob
-from compss_train.online.stream import worker_of
 from tests.buffers.kinds import STEPS
 from tests.online.sample_streams import (
     connect_sender,
@@ -22,42 +17,6 @@ from tests.online.sample_streams import (
 from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
-
-streams = st.integers(0, 10**6)
-numbers_of_samples = st.integers(0, 60)
-workers = st.integers(1, 12)
-
-
-@given(streams, numbers_of_samples, workers)
-def test_streams_are_routed_round_robin_from_successive_workers(stream, samples, workers):
-    routed = [worker_of(stream, sample, workers, whole=False) for sample in range(samples)]
-    assert set(routed) <= set(range(workers))
-    assert all(after == (before + 1) % workers for before, after in pairwise(routed))
-    counts = [routed.count(worker) for worker in range(workers)]
-    assert sum(counts) == samples
-    assert max(counts) - min(counts) <= 1
-    assert worker_of(stream + 1, 0, workers, whole=False) == worker_of(
-        stream, 1, workers, whole=False
-    )
-
-
-@given(streams, numbers_of_samples, workers)
-def test_whole_streams_are_routed_to_one_worker_each(stream, samples, workers):
-    assert {worker_of(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {
-        stream % workers
-    }
-
-
-@given(streams, numbers_of_samples, numbers_of_samples, workers, st.booleans(), st.data())
-def test_samples_are_counted_that_a_worker_gets(stream, first, end, workers, whole, data):
-    worker = data.draw(st.integers(0, workers - 1))
-    routed = [
-        sample
-        for sample in range(first, end)
-        if worker_of(stream, sample, workers, whole=whole) == worker
-    ]
-    job = SimpleNamespace(num_workers=workers, paired=whole)
-    assert OnlineJob.routed(job, worker, stream, range(first, end)) == len(routed)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=3))

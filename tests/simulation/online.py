@@ -23,7 +23,7 @@ from compss_train import (
     WorkerLostError,
 )
 from compss_train.exceptions import TrainingEndedError
-from compss_train.online.stream import worker_of
+from compss_train.online.routing import Routing
 from compss_train.training.checkpoints import (
     list_checkpoints,
     read_checkpoint,
@@ -244,7 +244,7 @@ def _check_saves(world: World, workers: int) -> None:
             own = [
                 number
                 for number in range(samples)
-                if worker_of(stream, number, workers, whole=False) == worker
+                if Routing(workers, whole=False).worker_of(stream, number) == worker
             ]
             if (
                 own
