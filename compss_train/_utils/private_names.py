@@ -4,6 +4,7 @@ There are no public ones for it. A release of theirs may change them:
 ``tests/_utils/test_private_names.py`` lists them, and is what fails then.
 """
 
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+_NAMESPACE = "compss_train"
+"""Where the head of a Ray cluster keeps our values."""
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -142,3 +146,23 @@ def forget_last_cluster(ray: ModuleType) -> None:
     """Have Ray forget the settings and the token of the last cluster that it has tried to join."""
     ray._raylet.Config.initialize("")
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def keep_in_cluster(key: str, value: bytes) -> None:
+    """Let the head of the Ray cluster of this program keep a value."""
+    _kept_values()._internal_kv_put(key, value, namespace=_NAMESPACE)
+
+
+def kept_in_cluster(key: str) -> bytes | None:
+    """Return a value that the head of the Ray cluster keeps, if it does."""
+    value: bytes | None = _kept_values()._internal_kv_get(key, namespace=_NAMESPACE)
+    return value
+
+
+def drop_from_cluster(key: str) -> None:
+    """Let the head of the Ray cluster drop a value."""
+    _kept_values()._internal_kv_del(key, namespace=_NAMESPACE)
+
+
+def _kept_values() -> Any:
+    return importlib.import_module("ray.experimental.internal_kv")

@@ -26,10 +26,11 @@ _END_SECONDS = 5.0
 class RayEngine(GraphEngine):
     """Run tasks on the Ray cluster at ``RAY_ADDRESS``, by default on a new one on this machine.
 
-    A program that has called ``ray.init`` uses that cluster, and is left in it. ``modules`` are
-    modules, or paths of modules and packages, that nodes without a shared file system need; what is
-    in the main script or in a notebook is sent in any case. Tasks must not write to large arrays
-    and tensors that they are given: the processes of a node share their memory.
+    A program that has called ``ray.init`` uses that cluster, and is left in it. What is in the main
+    script or in a notebook is sent to nodes, and so are the sources of modules beside it, up to
+    10 MB, for nodes that lack them. ``modules`` are others that nodes need: modules, or paths of
+    modules and packages. Tasks must not write to large arrays and tensors that they are given: the
+    processes of a node share their memory.
 
     Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a
     lost node are made again. Nodes may join and leave at any time. Several threads may use the
@@ -59,6 +60,8 @@ class RayEngine(GraphEngine):
         # These modules import ray, which need not be installed.
         value = importlib.import_module("compss_train.engines.ray.value")
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
+        sources = importlib.import_module("compss_train.engines.ray.sources")
+        sources.send_sources(modules)
         self._put: Callable[[SerializedValue], Stored] = value.RayValue.put
         self._scheduler = submitter.Submitter()
         self._graph = self._scheduler.graph
@@ -138,6 +141,8 @@ class RayEngine(GraphEngine):
             submitter.cancel_running()
             with suppress(ray.exceptions.RayError):
                 submitter.ask_agents("close", _END_SECONDS)
+                if not RayEngine._engines:
+                    importlib.import_module("compss_train.engines.ray.sources").forget_sources()
             submitter.agents.clear()
         leave = None if RayEngine._engines else RayEngine._leave
         if leave is not None:

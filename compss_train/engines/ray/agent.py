@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
+from compss_train.engines.ray.sources import SentModules
 from compss_train.engines.watch import (
     STACK_SUFFIX,
     Watch,
@@ -77,10 +79,13 @@ def run_task(
     Ray would wrap an exception, and runs a task again only if its process dies.
     """
     try:
+        heartbeat = _heartbeat()
         _check_wanted(watched[0])
         function, args, settings = call.load()
         args = calls.filled(args, [load(value) for value in inputs])
-        with _reporting(f"task {calls.name_of(function)!r}", watched), calls.intra_op_threads(cpus):
+        heartbeat.watch(*watched)
+        doing = f"task {calls.name_of(function)!r}"
+        with _reporting(heartbeat, doing), calls.intra_op_threads(cpus):
             gpus = ray.get_gpu_ids()
             if gpus:
                 calls.select_gpu(str(gpus[0]), "Ray")
@@ -92,9 +97,7 @@ def run_task(
 
 
 @contextmanager
-def _reporting(doing: str, watched: tuple[int, float]) -> Iterator[None]:
-    heartbeat = _heartbeat()
-    heartbeat.watch(*watched)
+def _reporting(heartbeat: liveness.Heartbeat, doing: str) -> Iterator[None]:
     heartbeat.report(doing=doing)
     try:
         with liveness.reporting_to(heartbeat.report):
@@ -107,6 +110,7 @@ def _reporting(doing: str, watched: tuple[int, float]) -> Iterator[None]:
 def _heartbeat() -> liveness.Heartbeat:
     """Prepare this process for tasks, once; return where they report."""
     calls.prepare_process()
+    sys.meta_path.append(SentModules())
     process = psutil.Process()
     path = _folder() / f"{process.pid}-{process.create_time()}"
     write_stacks(str(path))

@@ -51,7 +51,8 @@ ANY_CPUS = 10**9
 
 
 _MODULE_ADVICE = (
-    "Send it with RayEngine(modules=['FILE_OR_FOLDER']), ray.init(runtime_env={'py_modules': "
+    "Sources beside the main file are sent, if they have 10 MB at most. Send this one with "
+    "RayEngine(modules=['FILE_OR_FOLDER']), ray.init(runtime_env={'py_modules': "
     "[...]}) or ray job submit --working-dir=., or put it into a folder that all nodes have under "
     "the same path"
 )
