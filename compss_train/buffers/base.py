@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
 from compss_train.buffers.samples import SampleBatch
-from compss_train.buffers.storage import SampleStore, Slots
+from compss_train.buffers.storage import SampleStore, Slots, check_fits
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
@@ -80,6 +80,7 @@ class Buffer(ABC):
                 f"threshold={threshold}, capacity={capacity}: a get waits for that many samples; "
                 "give a threshold of at most the capacity"
             )
+        check_fits(self.capacity)
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
         pin_memory = pin_memory and torch.accelerator.is_available()
         self._store = SampleStore(capacity, pin_memory=pin_memory)

@@ -1,6 +1,9 @@
 """``SampleStore``: samples in slots, as rows of preallocated memory or as references to objects."""
 
+import os
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +22,33 @@ NO_SLOTS: Slots = np.empty(0, np.intp)
 
 _MANY = 1000
 """Rows from which numpy's memory is faster."""
+
+
+_SLOT_BYTES = 32
+"""What a buffer holds for each slot besides the sample: its numbers and counts."""
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The file with the limit of a container's memory in bytes, or "max"."""
+
+
+def check_fits(capacity: int, sample_bytes: int = 0) -> None:
+    """Raise ``MemoryError`` if this machine's memory does not hold ``capacity`` samples."""
+    needed = capacity * (sample_bytes + _SLOT_BYTES)
+    available = _machine_bytes()
+    if needed > available:
+        sizes = f" of {sample_bytes:,} bytes" if sample_bytes else ", whatever their size,"
+        raise MemoryError(
+            f"capacity={capacity}: so many samples{sizes} need {needed / 2**30:,.1f} GiB, and this "
+            f"machine has {available / 2**30:,.1f} GiB; give "
+            f"capacity={available // (sample_bytes + _SLOT_BYTES)} at most"
+        )
+
+
+def _machine_bytes() -> int:
+    """Return the memory of this machine, or of its container."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # another system, or no limit
+        return min(physical, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
+    return physical
 
 
 class ObjectStorage:
@@ -129,8 +159,10 @@ class SampleStore:
         self.like: SampleBatch | None = None
         """The first samples' structure, which all others must have."""
         self._storage: ObjectStorage | ColumnStorage = ObjectStorage(0)
-        self._free_slots: Slots = np.arange(capacity)[::-1].copy()
+        self._free_slots: Slots = np.empty(capacity, np.intp)
         """A stack; its first ``num_free`` slots are free."""
+        self._unwritten = capacity
+        """How many of these were never taken: memory that is not written takes no space."""
         self.num_free = capacity
         """Number of free slots."""
         self.times_got = np.zeros(capacity, np.int64)
@@ -141,8 +173,12 @@ class SampleStore:
         self.samples_got = 0
 
     def check(self, incoming: SampleBatch) -> None:
-        """Raise ``ValueError`` unless the samples are like those put before."""
+        """Raise ``ValueError`` unless the samples are like those put before.
+
+        Raises ``MemoryError`` if samples of this size do not fit into memory.
+        """
         if self.like is None:
+            check_fits(self.capacity, sum(rows[:1].nbytes for rows in incoming.rows.values()))
             no_rows = {path: rows[:0] for path, rows in incoming.rows.items()}
             self.like = SampleBatch(incoming.template, no_rows, leaves=incoming.leaves)
             if incoming.rows:
@@ -153,7 +189,12 @@ class SampleStore:
 
     def put(self, incoming: SampleBatch, start: int, number: int) -> Slots:
         """Copy ``number`` samples from number ``start`` on into free slots, and return these."""
-        slots = self._free_slots[self.num_free - number : self.num_free].copy()
+        first = self.num_free - number
+        if first < self._unwritten:
+            fresh = np.arange(first, self._unwritten)
+            self._free_slots[fresh] = self.capacity - 1 - fresh
+            self._unwritten = first
+        slots = self._free_slots[first : self.num_free].copy()
         self._storage.write(slots, incoming, slice(start, start + number))
         self.num_free -= number  # at the end, so that an interrupted put takes no slots
         self.samples_put += number
