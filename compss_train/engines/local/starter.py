@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +15,12 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
+import cloudpickle
 import numpy as np
 from loky.backend.process import LokyProcess
 
 from compss_train.engines import calls
-
-CHECK_SECONDS = 0.5
-"""How often a process checks that its parent still runs: a killed parent cannot end it."""
+from compss_train.engines.parent_watch import CHECK_SECONDS, ParentWatch, call_with_parent
 
 _END_SECONDS = 1.0
 """How long a fork server may take to end, and to end its processes, before it is killed."""
@@ -94,8 +92,8 @@ class Starter:
     def _start_anew(self, target: Callable[..., None], *args: object) -> None:
         # A daemon, as the program must not wait for its end before it ends the engine.
         process = LokyProcess(
-            target=target,
-            args=(os.getpid(), self._preload, self._serve, *args),
+            target=call_with_parent,
+            args=(os.getpid(), cloudpickle.dumps((target, (self._preload, self._serve))), *args),
             env=self._environment,
             daemon=True,
         )
@@ -158,10 +156,9 @@ def _described(code: int | None) -> str:
 
 
 def _import_and_serve(
-    parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str
+    watch: ParentWatch, preload: Sequence[str], serve: Serve, connection: Connection, path: str
 ) -> None:
     _prepare(preload)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     serve(connection, path)
 
 
@@ -173,17 +170,12 @@ def _prepare(preload: Sequence[str]) -> None:
     calls.prepare_process(preload)
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(CHECK_SECONDS)
-    os._exit(1)
-
-
 def _fork_on_request(
-    parent: int, preload: Sequence[str], serve: Serve, requests: socket.socket
+    watch: ParentWatch, preload: Sequence[str], serve: Serve, requests: socket.socket
 ) -> None:
-    """Be the fork server of ``parent``, and end with it."""
+    """Be the fork server of the parent, and end with it."""
     _prepare(preload)
+    watch.stop()
     # Python 3.12 warns of threads: those of BLAS, which ends them before a fork.
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
     children: dict[int, Connection] = {}
@@ -199,12 +191,12 @@ def _fork_on_request(
         for connection_of_server in inherited:
             connection_of_server.close()
         np.random.seed()  # or all processes would draw the same numbers
-        threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+        ParentWatch(server)
         serve(connection, path)
 
     server = os.getpid()
     try:
-        while os.getppid() == parent:
+        while watch.parent_runs:
             ready = wait([requests, child_ended], CHECK_SECONDS)
             if child_ended in ready:
                 child_ended.recv(1024)
