@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import cache, wraps
-from math import inf
+from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
 
@@ -20,9 +20,26 @@ _Result = TypeVar("_Result")
 def _number(
     name: str, value: Any, kind: type, is_accepted: Callable[[Any], bool], accepted: str
 ) -> Any:
-    if isinstance(value, bool) or not isinstance(value, kind) or not is_accepted(value):
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not is_accepted(value):
         raise ValueError(f"{name}={value!r}: give {accepted}")
     return value
+
+
+def is_finite(number: Any) -> bool:
+    """Return whether a number is finite as a float: the largest integers are not."""
+    try:
+        return isfinite(number)
+    except OverflowError:
+        return False
+
+
+def _is_positive(number: Any) -> bool:
+    return bool(number > 0) and is_finite(number)
+
+
+def _is_non_negative(number: Any) -> bool:
+    return bool(number >= 0) and is_finite(number)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -39,19 +56,19 @@ def check_integer(name: str, value: Any) -> int:
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
     accepted = "a number above 0, or None"
-    return float(_number(name, value, Real, lambda number: 0 < number < inf, accepted))
+    return float(_number(name, value, Real, _is_positive, accepted))
 
 
 def check_seconds(name: str, value: Any) -> float:
     """Return ``value`` as seconds; raise ``ValueError`` unless it is a finite number above 0."""
     accepted = "a number of seconds above 0"
-    return float(_number(name, value, Real, lambda number: 0 < number < inf, accepted))
+    return float(_number(name, value, Real, _is_positive, accepted))
 
 
 def check_non_negative(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is finite and at least 0."""
     accepted = "a number of at least 0"
-    return float(_number(name, value, Real, lambda number: 0 <= number < inf, accepted))
+    return float(_number(name, value, Real, _is_non_negative, accepted))
 
 
 def check_fraction(name: str, value: Any) -> float:
@@ -67,11 +84,47 @@ def check_seed(value: Any) -> int:
     return int(value)
 
 
+def is_iterable(value: object) -> bool:
+    """Return whether a value has items; an array without axes, a number, has none."""
+    try:
+        iter(value)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
 def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
     is_text = isinstance(value, str)
     if not any(value is choice or (is_text and value == choice) for choice in accepted):
         raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a string that can be sent; one with half a character cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_name(option: str, value: Any) -> None:
+    """Raise ``ValueError`` unless a value is a text that is not empty, or ``None``."""
+    if value is not None and not (is_text(value) and value):
+        raise ValueError(f"{option}={value!r}: give a string that is not empty, or None")
+
+
+def check_token(token: Any) -> str:
+    """Return the token; raise ``ValueError`` unless it is a text that is not empty."""
+    if not isinstance(token, str) or not token or not is_text(token):
+        raise ValueError(
+            f"token={token!r}: give a secret string that is not empty, such as "
+            "secrets.token_urlsafe()"
+        )
+    return token
 
 
 def check_dense(name: str, tensor: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
+from numbers import Integral
 from typing import Self
 
 from compss_train._utils.validation import check_count, suggestion
@@ -60,6 +61,8 @@ class BufferSpec:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             default = getattr(BufferSpec, name)
+            if value is not None and not isinstance(value, Integral):
+                check_count(name, value, least)
             if name not in options and value != default:
                 raise ValueError(f"{name}={value}: a {self.kind} has no {name}; remove it")
             if name in options and name not in ("threshold", "max_repeats") and value is None:
@@ -106,7 +109,7 @@ class BufferSpec:
         if batch_size > self.capacity:
             raise ValueError(
                 f"a batch of {batch_size} samples cannot come from a {self.kind} of capacity "
-                f"{self.capacity}: give a larger capacity or smaller batches"
+                f"{self.capacity}: give a larger capacity= or a smaller batch_size="
             )
 
     def check_samples(self, samples: int) -> None:

@@ -24,7 +24,9 @@ def send(options: argparse.Namespace) -> int:
     """
     from compss_train.online.raw_records import send_records  # which needs pyzmq
 
-    token = options.token or os.environ.get(TOKEN_VARIABLE)
+    # The solver does not get it.
+    variable = os.environ.pop(TOKEN_VARIABLE, None)
+    token = options.token or variable
     if not token:
         raise ValueError(f"the token is missing: give --token or set {TOKEN_VARIABLE}")
     print(send_records(options, token, sys.stdin.buffer), file=sys.stderr)

@@ -159,6 +159,8 @@ class FileDataset:
             groups |= groups_of_y
         arrays = [key for key in leaves((self.x, self.y, weight)) if key is not None]
         keys = arrays if keys is None and groups else keys
+        if index is not None and not isinstance(index, str | os.PathLike):
+            raise TypeError(f"index={index!r}: give the name of a JSON file, or None")
         if isinstance(keys, str) or not isinstance(keys, Collection | None):
             raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
         self.keys = None if keys is None else tuple(keys)
@@ -435,6 +437,10 @@ def _describe(
 ) -> DescribedFiles:
     if files_len is None:
         return describe_all(paths, reader, **options)
+    if not isinstance(files_len, Mapping):
+        raise TypeError(
+            f"files_len={files_len!r}: give a dict of the number of samples in each file by name"
+        )
     return describe_counted(paths, reader, files_len, **options)
 
 

@@ -62,11 +62,20 @@ def suffix_of(name: str) -> str:
 
 
 def file_names(files: FileNames) -> list[str]:
-    """Return the names as a list; raise ``ValueError`` if there are none, or one occurs twice."""
+    """Return the names as a list.
+
+    Raises ``ValueError`` if there are none, or one occurs twice, and ``TypeError`` for what is no
+    name.
+    """
     if isinstance(files, str | os.PathLike):
         names = _matches(os.fspath(files))
     else:
-        names = [os.fspath(file) for file in files]
+        try:
+            names = [os.fspath(file) for file in files]
+        except TypeError:
+            raise TypeError(
+                f"files={files!r}: give names of files, or a pattern such as 'data/*.npz'"
+            ) from None
     if not names:
         raise ValueError(
             f"files={files!r}: no files found; give names, or a pattern that matches some"

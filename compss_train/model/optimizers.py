@@ -3,12 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from compss_train._utils.validation import suggestion
+from compss_train._utils.validation import is_finite, suggestion
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -95,6 +96,8 @@ def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
         if isinstance(value, str) and not key.endswith("_fn"):
             raise ValueError(f"optimizer {name!r} takes numbers, and {key}={value!r} is a string")
         default = defaults[key]
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            _check_number(name, key, value)
         if isinstance(default, tuple):
             size = len(default)
             if not isinstance(value, list | tuple) or len(value) != size:
@@ -103,6 +106,19 @@ def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
                     f"{default}"
                 )
     return partial(optimizer_class, **translated)
+
+
+def _check_number(optimizer: str, key: str, value: Any) -> None:
+    """Raise ``ValueError`` for what is no finite number, also in a tensor, of one element.
+
+    A learning rate is at least 0.
+    """
+    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    is_number = isinstance(number, Real) and not isinstance(number, bool)
+    is_negative_rate = is_number and key == "lr" and number < 0
+    if not is_number or is_negative_rate or not is_finite(number):
+        accepted = "a finite number of at least 0" if key == "lr" else "a finite number"
+        raise ValueError(f"optimizer {optimizer!r} has {key}={value!r}: give {accepted}")
 
 
 def in_torch(

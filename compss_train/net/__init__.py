@@ -23,7 +23,7 @@ from compss_train.net.messages import (
     stacked,
 )
 from compss_train.net.server import Client, MessageServer, Received
-from compss_train.net.sockets import check_token, derived_token, new_token
+from compss_train.net.sockets import derived_token, new_token
 
 __all__ = [
     "Address",
@@ -36,7 +36,6 @@ __all__ = [
     "MessageServer",
     "Received",
     "ReceivedArray",
-    "check_token",
     "derived_token",
     "new_token",
     "parsing",

@@ -104,7 +104,7 @@ class Caller:
         self._limit = _MAX_IN_FLIGHT
         self._frames = FramePool()
         self._next_number = secrets.randbits(62)  # unique among all clients
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str | int, int] = {}
         self._silent = 0.0
         """Seconds of waiting since the last answer, less those in which this program stood."""
         self._failed: Exception | None = None
@@ -121,7 +121,7 @@ class Caller:
     def call(
         self,
         call: str,
-        key: str,
+        key: str | int,
         arrays: Sequence[Block] = (),
         *,
         priority: int = 0,

@@ -121,16 +121,6 @@ def new_token() -> str:
     return secrets.token_urlsafe(16)
 
 
-def check_token(token: Any) -> str:
-    """Return the token; raise ``ValueError`` unless it is a string that is not empty."""
-    if not isinstance(token, str) or not token:
-        raise ValueError(
-            f"token={token!r}: give a secret string that is not empty, such as "
-            "secrets.token_urlsafe()"
-        )
-    return token
-
-
 def derive_key(token: str, purpose: str) -> bytes:
     """Return 32 bytes that only those who know the token can compute, other bytes for each purpose.
 

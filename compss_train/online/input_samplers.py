@@ -50,9 +50,9 @@ class BoxSampler(InputSampler):
 
     def __init__(self, bounds: Bounds, number: int, seed: int) -> None:
         self._names = list(bounds) if isinstance(bounds, Mapping) else None
-        pairs = list(bounds.values() if isinstance(bounds, Mapping) else bounds)
         limits = np.zeros((0, 2))
         with suppress(TypeError, ValueError):
+            pairs = list(bounds.values() if isinstance(bounds, Mapping) else bounds)
             limits = np.array(pairs, np.float64).reshape(len(pairs), 2)
         self._low, self._high = limits.T
         is_valid = np.isfinite(self._high - self._low) & (self._low < self._high)

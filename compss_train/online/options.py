@@ -3,18 +3,28 @@
 It is checked before any task starts.
 """
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Set, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
-from compss_train._utils.validation import check_count, check_seconds, host_and_port
+from compss_train._utils.validation import (
+    check_choice,
+    check_count,
+    check_seconds,
+    check_token,
+    host_and_port,
+    is_iterable,
+)
 from compss_train.buffers import BufferSpec
+from compss_train.buffers.storage import check_fits
 from compss_train.engines.nodes import Resources
 from compss_train.online.input_samplers import InputSampler
 from compss_train.online.solver import Solver
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.pickling import check_picklable
 
+_MOST_AT_A_TIME = 10**6
+"""The largest ``count``: no machine runs as many processes."""
 UNCOUNTED = 2**40
 """The first number of a sender if it is not known how many simulations there are."""
 
@@ -37,7 +47,8 @@ class Simulations:
         ``InputSampler``, which chooses them while the network learns. The coordinator requests the
         next one when a simulation has ended, and waits for it.
     count:
-        Number of simulations that run at the same time; 1 by default.
+        Number of simulations that run at the same time; 1 by default. It is at most the number of
+        inputs, and what the engine can run at a time.
     retries:
         How often a simulation that raised an exception, hung or died may run again; 2 by default.
         Samples that have arrived are not sent again. After that the simulation is skipped, with a
@@ -76,15 +87,25 @@ class Simulations:
     senders_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        check_count("count", self.count)
+        if check_count("count", self.count) > _MOST_AT_A_TIME:
+            raise ValueError(
+                f"count={self.count}: give at most {_MOST_AT_A_TIME}, the simulations that run at "
+                "a time"
+            )
         for name in ("retries", "senders"):
             check_count(name, getattr(self, name), least=0)
         for name in ("timeout", "senders_timeout"):
             seconds = getattr(self, name)
             if seconds is not None:
                 check_seconds(name, seconds)
+        check_choice("lockstep", self.lockstep, (True, False))
         self._check_simulate()
         self._check_senders()
+        if self.pairing is not None and not callable(self.pairing):
+            raise TypeError(
+                f"pairing={self.pairing!r}: give a function of two batches of time steps, the "
+                "earlier and the later ones, that returns (x, y)"
+            )
         check_picklable(simulate=self.simulate, pairing=self.pairing)
 
     @property
@@ -112,8 +133,13 @@ class Simulations:
 
     @property
     def slots(self) -> int:
-        """How many tasks run at the same time."""
-        return 0 if self.simulate is None else self.count
+        """How many tasks run at the same time, if the engine can run as many."""
+        if self.simulate is None:
+            return 0
+        inputs = self.inputs
+        if isinstance(inputs, InputSampler) or not isinstance(inputs, Sized):
+            return self.count
+        return min(self.count, len(inputs))
 
     @property
     def host(self) -> str | None:
@@ -130,7 +156,7 @@ class Simulations:
             raise ValueError(
                 "simulate=None with senders=0: give simulate= or senders=, the sources of samples"
             )
-        if self.sampler is None and not isinstance(self.inputs, Iterable):
+        if self.sampler is None and not _has_inputs(self.inputs):
             raise TypeError(
                 f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation, "
                 "or an InputSampler"
@@ -156,12 +182,22 @@ class Simulations:
             raise ValueError(
                 f"senders={self.senders} need an address= to send to, such as tcp://127.0.0.1:5555"
             )
+        if self.token is not None:
+            check_token(self.token)
+            if self.address is None:
+                raise ValueError("token= without address=: give the address that senders send to")
         if self.address is not None:
             host_and_port(self.address)
-            if not isinstance(self.token, str) or not self.token:
+            if self.token is None:
                 raise ValueError(
-                    f"token={self.token!r}: address= needs a non-empty string that senders present"
+                    "address= needs token=, which senders present: a secret string, such as "
+                    "secrets.token_urlsafe()"
                 )
+
+
+def _has_inputs(inputs: object) -> bool:
+    """Return whether a value has an item for each simulation, in an order that stays."""
+    return is_iterable(inputs) and not isinstance(inputs, Mapping | Set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +232,10 @@ class OnlineOptions:
                 "other buffers do not accept it"
             )
         self.buffer.check(self.batch_size)
+        try:
+            check_fits(self.buffer.capacity)
+        except MemoryError as error:
+            raise ValueError(f"buffer: {error}") from None
 
 
 def pairing_of(simulations: object) -> Pairing | None:

@@ -46,7 +46,8 @@ class SampleSender(Closable):
     def __init__(
         self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0
     ) -> None:
-        self._address = Address(address, token)
+        self._address = Address(address, validation.check_token(token))
+        validation.check_name("name", name)
         self._name = name
         self._greeting = {"role": "sender", "name": name}
         timeout = validation.check_non_negative("timeout", timeout)

@@ -2,7 +2,7 @@
 
 import os
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -75,13 +75,17 @@ class Solver:
             raise TypeError(
                 f"command={self.command!r}: give a list of an executable and its arguments"
             )
-        environment = self.environment or {}
-        for text in (*self.command, *environment, *environment.values()):
-            if not isinstance(text, str | os.PathLike):
-                raise TypeError(
-                    f"command= and environment= have texts only, not {text!r}; inputs "
-                    "are written {0}"
-                )
+        environment: object = {} if self.environment is None else self.environment
+        if not isinstance(environment, Mapping):
+            raise TypeError(
+                f"environment={environment!r}: give a dict of variables, such as "
+                '{"OMP_NUM_THREADS": "1"}'
+            )
+        _check_texts("command", self.command, "inputs are written {0}")
+        _check_texts("environment", environment, "give a dict of texts")
+        _check_texts("environment", environment.values(), "give a dict of texts")
+        if any(not name or "=" in name for name in environment):
+            raise ValueError(f"environment={environment!r}: a name is not empty, and has no '='")
         if not callable(self.sample):
             raise TypeError(
                 f"sample={self.sample!r}: give a function of (input, step, fields) "
@@ -121,6 +125,24 @@ class Solver:
                 sample = self.sample(value, step, fields)
                 if sample is not None:
                     yield _checked(sample, step, process)
+
+
+def _check_texts(option: str, texts: Iterable[Any], advice: str) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what no program can be started with."""
+    for text in texts:
+        if not isinstance(text, str | os.PathLike):
+            raise TypeError(f"{option}= has texts only, not {text!r}; {advice}")
+        path = os.fspath(text)
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            is_valid = False
+        else:
+            is_valid = "\0" not in path
+        if not is_valid:
+            raise ValueError(
+                f"{option}= has {path!r}: the system takes no text with this character"
+            )
 
 
 def _checked(sample: Any, step: int, process: SolverProcess) -> Any:

@@ -22,6 +22,8 @@ _TEXT = 3
 """The kind of one with a text that belongs to the next values of a field."""
 _END = 4
 """The kind of the last one."""
+_ORDERS = {"little": "<", "big": ">"}
+"""Byte orders as ``struct`` writes them, by their names in the first line."""
 _MAX_TEXT = 2**24
 """Maximum number of bytes of names and texts."""
 _AHEAD = 2**20
@@ -43,8 +45,8 @@ class SolverFields(dict[str, NDArray[np.float64]]):
 def byte_order_of(line: bytes, token: str) -> str:
     """Return the byte order of a solver's messages, as ``struct`` writes it, from its first line.
 
-    Raises ``ValueError`` for another version, and ``PermissionError`` for another token, or another
-    program.
+    Raises ``ValueError`` for another version or byte order, and ``PermissionError`` for another
+    token, or another program.
     """
     words = line.decode(errors="replace").split()
     name, version, order, its_token, *_ = *words, "", "", "", ""
@@ -58,7 +60,12 @@ def byte_order_of(line: bytes, token: str) -> str:
             f"compss_train has protocol {PROTOCOL}; compile it again with the header in the "
             "folder that compss-train headers prints"
         )
-    return {"little": "<", "big": ">"}[order]
+    if order not in _ORDERS:
+        raise ValueError(
+            f"has the byte order {order!r}, and this version of compss_train knows "
+            f"{' and '.join(_ORDERS)}"
+        )
+    return _ORDERS[order]
 
 
 class SolverMessages(Closable):

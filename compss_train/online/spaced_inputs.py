@@ -8,12 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch.quasirandom import SobolEngine
 
-from compss_train._utils.validation import check_count
+from compss_train._utils.validation import check_count, check_non_negative
 from compss_train.online.input_samplers import Bounds, BoxSampler
 from compss_train.online.simulation_table import SimulationTable
 
 _LEAST = 10
 """Inputs that are drawn, and losses that are known, before outputs and losses decide."""
+_MOST_CANDIDATES = 10**6
+"""Candidates of which the outputs still fit into memory, and are predicted in seconds."""
 _RIDGE = 0.1
 """The factor of the squared weights in ridge regression."""
 _INPUTS = 0.5
@@ -71,17 +73,15 @@ class SpacedInputs(BoxSampler):
                 f"network_inputs={network_inputs!r}: give a function that returns, for an input "
                 "of a simulation, a few inputs of the network, shape (k, ...)"
             )
-        if not 0 <= power < np.inf:
-            raise ValueError(
-                f"power={power!r}: give a number of at least 0, the power of the expected loss"
-            )
         self._network_inputs = network_inputs
-        self._power = power
+        self._power = check_non_negative("power", power)
         self._candidates = check_count("candidates", candidates)
-        self.needs_losses = power > 0
+        if self._candidates > _MOST_CANDIDATES:
+            raise ValueError(f"candidates={candidates}: give at most {_MOST_CANDIDATES}")
+        self.needs_losses = self._power > 0
         self._rows: list[NDArray[Any]] = []
         """The inputs of the network of each simulation that has begun."""
-        sequence = SobolEngine(self.parameters, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
+        sequence = SobolEngine(self.parameters, scramble=True, seed=int(seed))  # type: ignore[no-untyped-call]
         self._first: NDArray[np.float64] = sequence.draw(_LEAST, dtype=torch.float64).numpy()
 
     def choose(self, table: SimulationTable) -> NDArray[np.float64]:

@@ -5,12 +5,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from compss_train.parameter_server.interface import Key
+
 
 @dataclass(eq=False)
 class _Waiting:
     """A call that waits to be executed."""
 
-    key: str
+    key: Key
     size: int
     """Bytes of memory that it holds."""
     run: Callable[[], None] | None
@@ -25,11 +27,11 @@ class CallQueue:
         """Bytes that waiting calls hold."""
         self._by_priority: list[tuple[int, int, _Waiting]] = []
         """A heap by priority, then by age."""
-        self._by_key: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
+        self._by_key: defaultdict[Key, deque[_Waiting]] = defaultdict(deque)
         self._added = 0
         """How many calls were added."""
 
-    def add(self, key: str, run: Callable[[], None], *, priority: int, size: int) -> None:
+    def add(self, key: Key, run: Callable[[], None], *, priority: int, size: int) -> None:
         """Add a call that ``run`` executes, and that holds ``size`` bytes."""
         call = _Waiting(key, size, run)
         heapq.heappush(self._by_priority, (-priority, self._added, call))

@@ -7,12 +7,18 @@ from typing import Any, cast
 
 import torch
 
-from compss_train._utils.validation import check_count, check_seconds
+from compss_train._utils.validation import check_count, check_name, check_seconds, check_token
 from compss_train.data.block import Block, as_tensor
 from compss_train.model.value_encoding import decode_value, encode_value
-from compss_train.net import Address, check_token
+from compss_train.net import Address
 from compss_train.net.caller import Caller
-from compss_train.parameter_server.interface import ArraySpecs, ParameterServer, specs_of
+from compss_train.parameter_server.interface import (
+    ArraySpecs,
+    Key,
+    ParameterServer,
+    check_key,
+    specs_of,
+)
 from compss_train.parameter_server.local import copy_values
 
 
@@ -25,7 +31,7 @@ class RemoteParameterServer(ParameterServer):
     def __init__(
         self, address: Address, timeout: float, *, name: str | None, generation: int
     ) -> None:
-        self._known_specs: dict[str, ArraySpecs] = {}
+        self._known_specs: dict[Key, ArraySpecs] = {}
         greeting = {"client": f"named {name}", "generation": generation}
         goodbye = None
         # The server can forget it: after its goodbye, or when it repeats no calls any more.
@@ -41,26 +47,25 @@ class RemoteParameterServer(ParameterServer):
             raise
         self._finalizer = weakref.finalize(self, self._caller.close)
 
-    def _init(self, key: str, value: Sequence[Block], *, optimized: bool) -> None:
+    def _init(self, key: Key, value: Sequence[Block], *, optimized: bool) -> None:
         self._caller.call("init", key, value, changes=True, optimized=optimized)
         self._known_specs[key] = specs_of(value)
 
-    def save(self, parameter_id: str) -> dict[str, Any]:
+    def save(self, parameter_id: Key) -> dict[str, Any]:
         """Have the server send it, once it has executed this client's pushes."""
-        _, (saved,) = self._caller.call("save", parameter_id)
+        _, (saved,) = self._caller.call("save", check_key(parameter_id))
         return cast("dict[str, Any]", decode_value(saved.tensor()))
 
-    def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
+    def load(self, parameter_id: Key, saved: dict[str, Any], *, optimized: bool = True) -> None:
         """Send what was saved."""
-        self._caller.call(
-            "load", parameter_id, [encode_value(saved)], changes=True, optimized=optimized
-        )
-        self._known_specs[parameter_id] = specs_of(saved["values"])
+        key = check_key(parameter_id)
+        self._caller.call("load", key, [encode_value(saved)], changes=True, optimized=optimized)
+        self._known_specs[key] = specs_of(saved["values"])
 
-    def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
+    def _push(self, key: Key, grads: Sequence[Block], priority: int) -> None:
         self._caller.call("push", key, grads, priority=priority, changes=True, wait=False)
 
-    def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
+    def _pull(self, key: Key, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
         _, pulled = self._caller.call("pull", key, priority=priority)
         self._known_specs[key] = [(array.dtype, array.shape) for array in pulled]
         if weights is None:
@@ -72,7 +77,7 @@ class RemoteParameterServer(ParameterServer):
         copy_values(values, weights)
         return weights
 
-    def _specs(self, key: str) -> ArraySpecs:
+    def _specs(self, key: Key) -> ArraySpecs:
         if key not in self._known_specs:
             self._pull(key, None, 0)
         return self._known_specs[key]
@@ -120,6 +125,5 @@ def connect(
     check_token(token)
     check_seconds("timeout", timeout)
     check_count("generation", generation, least=0)
-    if name is not None and not (isinstance(name, str) and name):
-        raise ValueError(f"name={name!r}: give a string that is not empty, or None")
+    check_name("name", name)
     return RemoteParameterServer(Address(address, token), timeout, name=name, generation=generation)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from compss_train.net import Client
+from compss_train.parameter_server.interface import Key
 
 CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
@@ -41,5 +42,5 @@ class ClientRecords:
     connections: list[Client] = field(default_factory=list)
     forget_at: float = math.inf
     """When it will be forgotten, unless it connects again."""
-    keys: dict[str, KeyCalls] = field(default_factory=dict)
+    keys: dict[Key, KeyCalls] = field(default_factory=dict)
     """Its calls by the key that they change."""

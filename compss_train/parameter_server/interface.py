@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 from compss_train._utils import Closable, validation
 from compss_train.data.block import Block, as_tensor
 
+Key: TypeAlias = str | int
+"""What the parameters of a server are stored under."""
+
 ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of each of several arrays."""
 
@@ -17,10 +21,10 @@ ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 class ParameterServer(Closable):
     """A store of parameters by key.
 
-    A key is one parameter, or several (a layer's weight and bias, for example). For one parameter,
-    any number of gradients may be pushed, such as one from each device, and they are summed; a pull
-    fills any number of arrays. For a key with several parameters, push and pull exactly one array
-    for each.
+    A key is a text or an integer. It is one parameter, or several (a layer's weight and bias, for
+    example). For one parameter, any number of gradients may be pushed, such as one from each
+    device, and they are summed; a pull fills any number of arrays. For a key with several
+    parameters, push and pull exactly one array for each.
 
     Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon
     as ``push`` returns. A pull sees every earlier push of the same key by the same client; pushes
@@ -30,56 +34,60 @@ class ParameterServer(Closable):
     Source: the interface of ``ai.djl.training.ParameterServer``, which wraps MXNet's KVStore.
 
     Raises ``ValueError`` for a key that already exists (``init``) or does not exist, and for arrays
-    of another shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
+    of another shape, dtype or number; ``TypeError`` for a key that is neither text nor integer;
+    ``ParameterServerClosedError`` after ``close``.
     """
 
-    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
+    def init(self, parameter_id: Key, value: Sequence[Block], *, optimized: bool = True) -> None:
         """Set the arrays of a new key, one for each of its parameters; they are copied.
 
         With ``optimized=False`` pushed arrays are added to them, even if the server has an
         optimizer.
         """
-        self._init(parameter_id, check_sequence("value", value), optimized=optimized)
+        key = check_key(parameter_id)
+        self._init(key, check_sequence("value", value), optimized=optimized)
 
-    def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
+    def push(self, parameter_id: Key, grads: Sequence[Block], priority: int = 0) -> None:
         """Step the server's optimizer with the gradients of a key; without one, add them to it.
 
         With ``serve`` this happens later, while this program continues; a push waits while too many
         others are unanswered.
         """
-        check_arrays(parameter_id, self._specs(parameter_id), "grads", arrays=grads)
-        self._push(parameter_id, grads, validation.check_integer("priority", priority))
+        key = check_key(parameter_id)
+        check_arrays(key, self._specs(key), "grads", arrays=grads)
+        self._push(key, grads, validation.check_integer("priority", priority))
 
     def pull(
-        self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0
+        self, parameter_id: Key, weights: Sequence[Block] | None = None, priority: int = 0
     ) -> Sequence[Block]:
         """Copy a key's arrays into ``weights``, on any devices, or new tensors; return these."""
+        key = check_key(parameter_id)
         if weights is not None:
-            check_arrays(parameter_id, self._specs(parameter_id), "weights", arrays=weights)
-        return self._pull(parameter_id, weights, validation.check_integer("priority", priority))
+            check_arrays(key, self._specs(key), "weights", arrays=weights)
+        return self._pull(key, weights, validation.check_integer("priority", priority))
 
     @abstractmethod
-    def save(self, parameter_id: str) -> dict[str, Any]:
+    def save(self, parameter_id: Key) -> dict[str, Any]:
         """Return a key's arrays and its optimizer's state, as plain values and tensors."""
 
     @abstractmethod
-    def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
+    def load(self, parameter_id: Key, saved: dict[str, Any], *, optimized: bool = True) -> None:
         """Make a new key, as ``init`` does, that goes on from what ``save`` has returned."""
 
     @abstractmethod
-    def _init(self, key: str, value: Sequence[Block], *, optimized: bool) -> None:
+    def _init(self, key: Key, value: Sequence[Block], *, optimized: bool) -> None:
         """Set the arrays of a new key."""
 
     @abstractmethod
-    def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
+    def _push(self, key: Key, grads: Sequence[Block], priority: int) -> None:
         """Update a key; the gradients match it."""
 
     @abstractmethod
-    def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
+    def _pull(self, key: Key, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
         """Copy the arrays of a key into ``weights``, which fit it, or into new arrays."""
 
     @abstractmethod
-    def _specs(self, key: str) -> ArraySpecs:
+    def _specs(self, key: Key) -> ArraySpecs:
         """Return the dtypes and shapes of a key's arrays; raise ``ValueError`` for a new key."""
 
     @abstractmethod
@@ -87,12 +95,22 @@ class ParameterServer(Closable):
         """Execute all pushes and end; may be called again."""
 
 
-def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:
+def check_key(parameter_id: Any) -> Key:
+    """Return a key as it is sent; raise ``TypeError`` unless it is a text or an integer."""
+    is_integer = isinstance(parameter_id, Integral) and not isinstance(parameter_id, bool)
+    if is_integer:
+        return int(parameter_id)
+    if not validation.is_text(parameter_id):
+        raise TypeError(f"parameter_id={parameter_id!r}: give a text or an integer")
+    return str(parameter_id)
+
+
+def check_arrays(key: Key, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:
     """Raise ``ValueError`` unless arrays agree with a key's in number, dtypes and shapes."""
     check_specs(key, specs, name, passed=specs_of(check_sequence(name, arrays)))
 
 
-def check_specs(key: str, specs: ArraySpecs, name: str, passed: ArraySpecs) -> None:
+def check_specs(key: Key, specs: ArraySpecs, name: str, passed: ArraySpecs) -> None:
     """Raise ``ValueError`` unless the specs of arrays agree with those of a key."""
     if not passed or (len(specs) > 1 and len(passed) != len(specs)):
         raise ValueError(f"{key!r} holds {len(specs)} arrays, but {name} are {len(passed)}")

@@ -12,7 +12,7 @@ from torch import nn
 from compss_train.data.block import Block, as_tensor
 from compss_train.exceptions import ParameterServerClosedError
 from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
-from compss_train.parameter_server.interface import ArraySpecs, ParameterServer
+from compss_train.parameter_server.interface import ArraySpecs, Key, ParameterServer, check_key
 
 _SHOWN_KEYS = 10
 """How many keys an error shows."""
@@ -93,12 +93,12 @@ class LocalParameterServer(ParameterServer):
 
     def __init__(self, optimizer: OptimizerSpec | None = None) -> None:
         self.optimizer = None if optimizer is None else optimizer_factory(optimizer)
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[Key, Entry] = {}
         self._adding = threading.Lock()
         """Held while a key is added."""
         self._closed = False
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: Key) -> Entry:
         """Return the entry of a key; raise ``ValueError`` if it does not exist."""
         self._check_open()
         try:
@@ -111,7 +111,7 @@ class LocalParameterServer(ParameterServer):
 
     def _init(
         self,
-        key: str,
+        key: Key,
         value: Sequence[Block],
         *,
         optimized: bool,
@@ -124,23 +124,24 @@ class LocalParameterServer(ParameterServer):
                 raise ValueError(f"{key!r} exists already; push to it, or use another key")
             self._entries[key] = entry
 
-    def save(self, parameter_id: str) -> dict[str, Any]:
+    def save(self, parameter_id: Key) -> dict[str, Any]:
         """Return copies."""
-        entry = self.entry(parameter_id)
+        entry = self.entry(check_key(parameter_id))
         with entry.lock:
             return entry.state()
 
-    def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
+    def load(self, parameter_id: Key, saved: dict[str, Any], *, optimized: bool = True) -> None:
         """Copy what was saved."""
-        self._init(parameter_id, saved["values"], optimized=optimized, saved=saved["optimizer"])
+        key = check_key(parameter_id)
+        self._init(key, saved["values"], optimized=optimized, saved=saved["optimizer"])
 
-    def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
+    def _push(self, key: Key, grads: Sequence[Block], priority: int) -> None:
         copies = [cpu_copy(grad) for grad in grads]
         entry = self.entry(key)
         with entry.lock:
             entry.update(copies)
 
-    def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
+    def _pull(self, key: Key, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
         entry = self.entry(key)
         with entry.lock:
             if weights is None:
@@ -148,7 +149,7 @@ class LocalParameterServer(ParameterServer):
             copy_values(entry.values, weights)
         return weights
 
-    def _specs(self, key: str) -> ArraySpecs:
+    def _specs(self, key: Key) -> ArraySpecs:
         return self.entry(key).specs
 
     def _check_open(self) -> None:

@@ -18,7 +18,7 @@ from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.net import Client, Header, MessageServer, ReceivedArray, parsing, shortened
 from compss_train.parameter_server.call_queue import CallQueue
 from compss_train.parameter_server.client_records import CallError, ClientRecords, KeyCalls
-from compss_train.parameter_server.interface import check_specs
+from compss_train.parameter_server.interface import Key, check_specs
 from compss_train.parameter_server.local import LocalParameterServer
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class _Request:
     records: ClientRecords
     arrays: list[ReceivedArray]
     call: str
-    key: str
+    key: Key
     priority: int
     number: int
     count: int
@@ -51,8 +51,11 @@ class _Request:
 
     def __post_init__(self) -> None:
         numbers = (self.priority, self.number, self.count, self.optimized)
-        if not isinstance(self.key, str) or not all(isinstance(value, int) for value in numbers):
-            raise TypeError("a call whose key is not text, or whose fields are not integers")
+        is_key = isinstance(self.key, Key)
+        if not is_key or not all(isinstance(value, int) for value in numbers):
+            raise TypeError(
+                "a call whose key is neither text nor integer, or whose fields are not integers"
+            )
 
 
 def _described(error: Exception) -> CallError:

@@ -16,8 +16,9 @@ import cloudpickle
 from loky.backend.context import LokyContext
 
 from compss_train._utils import Closable
+from compss_train._utils.validation import check_token
 from compss_train.model.optimizers import OptimizerSpec
-from compss_train.net import MessageServer, check_token, new_token
+from compss_train.net import MessageServer, new_token
 from compss_train.parameter_server.local import LocalParameterServer
 from compss_train.parameter_server.server_loop import ServerLoop
 

@@ -186,7 +186,7 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
     occurs twice, for two callbacks that write to the same path, and for one that would write to an
     object store and cannot.
     """
-    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+    if isinstance(callbacks, str) or not validation.is_iterable(callbacks):
         raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
     checked: list[AnyCallback] = []
     writers: dict[Path, AnyCallback] = {}

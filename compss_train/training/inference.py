@@ -293,9 +293,13 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
             "if x is its own target, a FileDataset, a data set or a DataLoader"
         )
     x, y = pair
-    return as_data_source(
-        x, y, session.num_workers, floats=spec.float_dtype, engine=session.engine_class.name
-    )
+    try:
+        return as_data_source(
+            x, y, session.num_workers, floats=spec.float_dtype, engine=session.engine_class.name
+        )
+    except (TypeError, ValueError) as error:
+        error.add_note("This is about validation_data=.")
+        raise
 
 
 def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:

@@ -109,14 +109,27 @@ def restore(session: Session, folder: str | os.PathLike[str], *, best: bool = Fa
     load(checkpoint.snapshot, session)
 
 
+def check_resume(resume: object) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what ``fit(resume=...)`` does not take."""
+    if not isinstance(resume, bool | str | os.PathLike):
+        raise TypeError(
+            f"resume={resume!r}: give a folder of checkpoints, True for that of the Checkpoint "
+            "among the callbacks, or False for a new fit"
+        )
+    if not isinstance(resume, bool) and os.fspath(resume) == "":
+        raise ValueError(f"resume={resume!r}: give the folder of checkpoints; '.' is this one")
+
+
 def find_checkpoint(
     resume: str | os.PathLike[str] | bool,  # noqa: FBT001
     callbacks: Sequence[Callback],
 ) -> Checkpoint | None:
     """Return the checkpoint to resume from, or ``None`` for a new fit.
 
-    That is for ``True`` and an empty folder. Raises ``ValueError`` for ``True`` without a folder.
+    That is for ``True`` and an empty folder. Raises ``ValueError`` for ``True`` without a folder,
+    and ``TypeError`` for what is none.
     """
+    check_resume(resume)
     folder: Any = resume
     if resume is True:
         folders = (callback.resume_folder() for callback in callbacks)

@@ -3,6 +3,7 @@ sent.
 """
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from compss_train.cli import solvers
+from compss_train.cli.arguments import TOKEN_VARIABLE
 from tests.buffers.kinds import Thread
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import TOKEN
@@ -144,3 +146,15 @@ def test_send_says_that_its_fit_has_failed(command):
             "more samples are"
         )
         assert re.search(rf"{lost} accepted after \d+ samples of this stream", said)
+
+
+def test_the_solver_does_not_get_the_token(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+    def send_records(options, token, file):
+        assert token == TOKEN
+        assert TOKEN_VARIABLE not in os.environ
+        return "sent"
+
+    monkeypatch.setattr("compss_train.online.raw_records.send_records", send_records)
+    assert solvers.send(SimpleNamespace(token=None)) == 0

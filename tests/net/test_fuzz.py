@@ -295,7 +295,14 @@ def fit_of_nobody(engine, server, folder):
     simulations = Simulations(
         print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
     )
-    runs = SimulationRuns(simulations, Inputs(simulations.inputs), engine, router=router, job=job)
+    runs = SimulationRuns(
+        simulations,
+        Inputs(simulations.inputs),
+        engine,
+        count=simulations.count,
+        router=router,
+        job=job,
+    )
     return EventLoop(
         job=job,
         described_options={},

@@ -97,11 +97,17 @@ def test_counts_must_be_integers(name, least, value):
             (
                 {**ADDRESS, "token": token},
                 ValueError,
-                (f"token={token!r}: address= needs a non-empty string"),
+                f"token={token!r}: give a secret string that is not empty",
             )
-            for token in ("", b"x", None, 7)
+            for token in ("", b"x", 7)
         ),
+        ({**ADDRESS, "token": None}, ValueError, "address= needs token="),
+        ({"token": "ours"}, ValueError, "token= without address="),
         ({"inputs": ()}, ValueError, "inputs= is empty"),
+        ({"inputs": {2, 1}}, TypeError, "inputs={1, 2}"),
+        ({"pairing": 3}, TypeError, "pairing=3"),
+        ({"lockstep": 1}, ValueError, "lockstep=1"),
+        ({"count": 10**30}, ValueError, "count=1000000000000000000000000000000: give at most"),
         ({"inputs": np.zeros((0, 2))}, ValueError, "inputs= is empty"),
         ({**SENDERS, "inputs": [1]}, ValueError, "inputs= without simulate="),
         ({**SENDERS, "inputs": iter(())}, ValueError, "inputs= without simulate="),
@@ -120,3 +126,8 @@ def test_counts_must_be_integers(name, least, value):
 def test_invalid_options_raise(given, error, name, raises):
     with raises(error, name):
         options(**given)
+
+
+def test_a_capacity_beyond_memory_is_an_error():
+    with pytest.raises(ValueError, match=f"capacity={10**12}: so many samples, .*at most"):
+        options(buffer=BufferSpec("FIFO", 10**12))

@@ -50,6 +50,7 @@ class Runs:
             Simulations(simulate, inputs, count=count, retries=retries),
             Inputs(inputs),
             engine,
+            count=count,
             router=router,
             job=SimpleNamespace(
                 options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None

@@ -103,6 +103,8 @@ def test_other_messages_are_errors(messages, said, raises):
 def test_the_first_line_has_version_byte_order_and_token(raises):
     assert byte_order_of(b"compss_train %d little -\n" % PROTOCOL, "-") == "<"
     assert byte_order_of(b"compss_train %d big secret\n" % PROTOCOL, "secret") == ">"
+    with raises(ValueError, "has the byte order 'middle'"):
+        byte_order_of(b"compss_train %d middle -\n" % PROTOCOL, "-")
     with raises(ValueError, "protocol 2"):
         byte_order_of(b"compss_train 2 little -\n", "-")
     for line in (b"", b"GET / HTTP/1.1\n", b"x" * 10_000, b"\xff\xfe\n"):

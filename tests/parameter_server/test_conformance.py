@@ -309,3 +309,14 @@ def test_a_key_whose_optimizer_state_does_not_fit_is_not_made(make):
             server.load("one", saved)
         server.init("one", [torch.ones(2)])
         assert server.pull("one")[0].tolist() == [1.0, 1.0]
+
+
+def test_keys_are_texts_and_integers(server):
+    for key in ("0", 0, -3, 2**70, np.int64(5)):
+        server.init(key, [np.full(1, float(key))])
+    for key in ("0", 0, -3, 2**70, 5):
+        assert server.pull(key)[0].tolist() == [float(key)]
+    for key in (None, 1.0, True, b"0", "\ud800", ("w",)):
+        with pytest.raises(TypeError, match=r"parameter_id=.*: give a text or an integer"):
+            server.init(key, [np.zeros(1)])
+    assert server.pull("0")[0].tolist() == [0.0]  # the client goes on
