@@ -297,6 +297,11 @@ class Engine(ABC):
         return sum(node.cpus // resources.cpus for node in self.nodes())
 
     @property
+    def most_tasks(self) -> int | None:
+        """How many tasks it would start at a time, ``None`` if ``reserve`` knows the room."""
+        return None
+
+    @property
     def merging_places(self) -> int:
         """How many places can merge parts of the parameters at a time; 1 if parts gain nothing.
 

@@ -12,6 +12,7 @@ import numpy as np
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines.nodes import ONE_CPU
+from compss_train.engines.watch import say
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.training_loss import elementwise
@@ -111,14 +112,15 @@ class OnlineFit(Fit, FitRun):
         options = description.described_fields(self.options)
         return {**options, "simulations": self.simulations, "validation_data": self.validation}
 
-    def run(self, resume: str | os.PathLike[str] | bool) -> None:  # noqa: FBT001
+    def run(self, resume: str | os.PathLike[str] | bool | None) -> None:  # noqa: FBT001
         """Train, from the save of ``fit_online(resume=...)``, unless that is the end of a study."""
         model = self.session.model
         with ExitStack() as stack:
-            if not isinstance(resume, bool):
-                resume = stack.enter_context(remote_checkpoints.local_copy(resume))
             checkpoint: Checkpoint | None = None
-            if resume is not False:
+            if resume is not None and resume is not False:
+                resuming.check_resume(resume)
+                if resume is not True:
+                    resume = stack.enter_context(remote_checkpoints.local_copy(resume))
                 checkpoint = resuming.find_checkpoint(resume, self.callbacks.callbacks)
             if checkpoint is not None:
                 self._go_on_from(checkpoint)
@@ -193,7 +195,7 @@ class OnlineFit(Fit, FitRun):
         """
         session = self.session
         study = self.study
-        self._reserve()
+        count = self._reserve()
         parameters = stack.enter_context(self._global_parameters())
         server = stack.enter_context(EventServer(session.engine.host()))
         if self.simulations.address is not None:
@@ -205,7 +207,9 @@ class OnlineFit(Fit, FitRun):
         router = StreamRouter(workers.all, job.keys, paired=job.paired)
         router.next_number = self.simulations.first_sender(self.options.buffer)
         inputs = self._inputs(workers, recorder.reports, parameters)
-        runs = SimulationRuns(self.simulations, inputs, session.engine, router=router, job=job)
+        runs = SimulationRuns(
+            self.simulations, inputs, session.engine, count=count, router=router, job=job
+        )
         senders = ExternalSenders(
             self.simulations.senders, router, timeout=self.simulations.senders_timeout
         )
@@ -228,18 +232,41 @@ class OnlineFit(Fit, FitRun):
             loop.go_on_from(study)
         return loop
 
-    def _reserve(self) -> None:
-        """Reserve resources to run workers and simulations at the same time.
+    def _reserve(self) -> int:
+        """Reserve resources to run workers and simulations at the same time; return their count.
 
         If possible also evaluations, each of which otherwise runs when a simulation has ended.
         """
         session = self.session
+        count = self._simulations_at_a_time()
         tasks = [session.resources] * session.num_workers
-        tasks += [self.simulations.resources] * self.simulations.slots
+        tasks += [self.simulations.resources] * count
         session.engine.reserve(tasks)
         if self.validation is not None:
             with suppress(ValueError):
                 session.engine.reserve([*tasks, ONE_CPU])
+        return count
+
+    def _simulations_at_a_time(self) -> int:
+        """Return ``count``, at most what the engine runs; print what it does not have."""
+        count = self.simulations.slots
+        engine = self.session.engine
+        most = engine.most_tasks
+        if most is None:  # it refuses to reserve more than it has
+            return count
+        most = max(1, most - self.session.num_workers)
+        if count > most:
+            say(f"count={count}: this engine runs {most} simulations at a time")
+            count = most
+        cpus = self.simulations.resources.cpus
+        cores = sum(node.cpus for node in engine.nodes())
+        if count * cpus > cores:
+            say(
+                f"{count} simulations of {cpus} cores each share {cores} cores with the workers: "
+                "give a smaller count= or cpus=; if ranks of MPI wait for one another, let them "
+                "yield (Open MPI: mpirun --mca mpi_yield_when_idle 1)"
+            )
+        return count
 
     def _global_parameters(self) -> GlobalParameters:
         return GlobalParameters(

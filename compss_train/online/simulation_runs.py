@@ -66,10 +66,13 @@ class SimulationRuns:
         inputs: Inputs,
         engine: Engine,
         *,
+        count: int,
         router: StreamRouter,
         job: OnlineJob,
     ) -> None:
         self._options = simulations
+        self._count = count
+        """How many run at a time."""
         self._engine = engine
         self._router = router
         self._job = job
@@ -118,7 +121,7 @@ class SimulationRuns:
     @property
     def _first_count(self) -> int:
         """How many simulations tell, if all of them fail, that the others would, too."""
-        return max(FIRST, self._options.count)
+        return max(FIRST, self._count)
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations."""
@@ -133,7 +136,7 @@ class SimulationRuns:
         running = self.running
         for simulation, task in running:
             task.restart(partial(self._never_connected, simulation))
-        for _ in range(self._options.count - len(running)):
+        for _ in range(self._count - len(running)):
             pending = self._next()
             if pending is None:
                 return

@@ -19,6 +19,9 @@ from compss_train.engines.local.starter import Starter, interrupts_deferred
 from compss_train.engines.local.worker_process import WorkerProcess, serve
 from compss_train.engines.nodes import Resources, cores
 
+_MOST_PER_CORE = 64
+"""Processes a core, which may wait for other programs."""
+
 
 class LocalEngine(GraphEngine):
     """Run tasks on ``processes`` worker processes with ``threads`` intra-op threads each.
@@ -82,6 +85,11 @@ class LocalEngine(GraphEngine):
     def slots(self, resources: Resources) -> int:
         """Return how many such tasks the processes and their CPUs can run at once."""
         return min(self.processes, self.cpus // resources.cpus)
+
+    @property
+    def most_tasks(self) -> int:
+        """So many that they share cores, and do not fill the process table."""
+        return max(self.processes, _MOST_PER_CORE * cores())
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing. They stay until ``resize``."""
