@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMPSS := $(shell command -v runcompss)
-# The release of PyTorch: pinned, oldest or newest of those that pyproject.toml allows.
+# The release of PyTorch: pinned, oldest or newest of those that pyproject.toml allows, or the pinned one's build for CPUs.
 TORCH ?= pinned
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
@@ -10,12 +10,15 @@ SEEDS ?= 300
 FIRST ?= 0
 
 TORCH_pinned :=
+TORCH_cpu :=
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 TORCH_oldest := s/^torch==.*/torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).*/
 TORCH_newest := /^torch==/d
 
 .PHONY: demo install test simulate lint docs tutorials wheel extras recipes bench clean
 
-demo: $(VENV)/installed
+# Installs what the demo needs, and no tools for tests, pages and lint. On Linux without a GPU: make demo TORCH=cpu
+demo: $(VENV)/demo
 	@if [ -d "$(FASHION_MNIST)" ]; then \
 		$(BIN)/python apps/fashion_mnist.py --data "$(FASHION_MNIST)" --workers 2; \
 	else \
@@ -27,7 +30,7 @@ demo: $(VENV)/installed
 # has left would be installed, too.
 install:
 	rm -rf build/lib build/bdist.*
-	$(PYTHON) -m pip install --quiet '.$(if $(EXTRAS),[$(EXTRAS)])'
+	$(PYTHON) -m pip install '.$(if $(EXTRAS),[$(EXTRAS)])'
 
 # With CPU=avx2 or CPU=sse, the last line alone runs, with the instructions of an older processor.
 #
@@ -83,10 +86,15 @@ recipes:
 bench: $(VENV)/installed
 	for bench in benchmarks/[a-z]*.py; do $(BIN)/python $$bench || exit 1; done
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	sed -e '$(TORCH_$(TORCH))' constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[apps,docs,test,lint]'
+	$(if $(filter cpu,$(TORCH)),$(BIN)/pip install --constraint $(VENV)/constraints.txt --index-url $(TORCH_CPU_INDEX) torch)
+	$(BIN)/pip install --constraint $(VENV)/constraints.txt --editable '.[sklearn]'
+	touch $@
+
+$(VENV)/installed: $(VENV)/demo
+	$(BIN)/pip install --constraint $(VENV)/constraints.txt --editable '.[apps,docs,test,lint]'
 	touch $@
 
 clean:

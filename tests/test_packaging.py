@@ -76,7 +76,28 @@ def test_readme_and_its_page_install_by_the_same_command_which_is_one_of_pip():
     commands = subprocess.run(
         dry, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert commands[1:] == ["python -m pip install --quiet '.[online,report]'"]
+    assert commands[1:] == ["python -m pip install '.[online,report]'"]
+
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def test_the_demo_installs_neither_tools_of_developers_nor_cuda_unless_asked_for():
+    def commands(*settings):
+        dry = ["make", "--dry-run", "--no-print-directory", "demo", "VENV=none", *settings]
+        printed = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return [line for line in printed.splitlines() if "pip install" in line]
+
+    (only,) = commands()
+    assert only.endswith("--editable '.[sklearn]'")
+    cpu, everything_else = commands("TORCH=cpu")
+    assert cpu.endswith(f"--index-url {CPU_INDEX} torch")
+    assert everything_else == only
+
+
+def test_pages_name_the_same_command_for_the_small_build_of_torch():
+    command = f"pip install torch --index-url {CPU_INDEX}"
+    assert all(command in (ROOT / page).read_text() for page in ("README.md", "docs/install.md"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
