@@ -9,6 +9,7 @@ from typing import Any
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -33,10 +34,30 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Change links in pages, which fit the folders of the repository, to those of the site."""
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>\S+)">\s*'
+    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>\S+)">\s*</picture>'
+)
+"""A picture with a variant for dark screens, as Git hosts show it."""
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cheat-sheet.md": {"hide": ["toc"]},  # its table has five columns
+    "how-do-i.md": {"search": {"boost": 4}},
+}
+"""What Material reads from the head of pages; there, Git hosts would show it."""
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Change links in pages, which fit the folders of the repository, to those of the site.
+
+    Of two variants of a picture the site shows the one of its own palette, whatever the system's.
+    """
+    page.meta.update(SETTINGS.get(page.file.src_uri, {}))
+    variants = r"![\g<alt>](\g<light>#only-light)![\g<alt>](\g<dark>#only-dark)"
     return (
-        markdown.replace("](docs/", "](")
+        PICTURE.sub(variants, markdown)
+        .replace("](docs/", "](")
         .replace("](../README.md", "](index.md")
         .replace(".ipynb)", ".md)")
     )

@@ -14,6 +14,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 LINK = re.compile(r"!?\[[^\]\n]*\]\(([^)\s]+)\)")
+SOURCE = re.compile(r'src(?:set)?="([^"]+)"')
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -29,7 +30,8 @@ def anchors(document: Path) -> set[str]:
 
 def broken(document: Path) -> list[str]:
     links = []
-    for link in LINK.findall(text_of(document)):
+    text = text_of(document)
+    for link in LINK.findall(text) + SOURCE.findall(text):
         if link.startswith("https://"):
             continue
         path, _, anchor = link.partition("#")

@@ -13,12 +13,14 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
 
 import compss_train
 from compss_train import callbacks
+from docs.hooks import on_page_markdown
 from tests.helpers.processes import ROOT
 
 NAMES = [
@@ -114,6 +116,40 @@ def test_what_the_reference_lists_exists():
         assert getattr(importlib.import_module(module), attribute).__doc__, name
     offered = {name.rpartition(".")[2] for name in listed}
     assert [name for name in NAMES if name.rpartition(".")[2] not in offered] == []
+
+
+def test_the_reference_of_the_trainer_lists_all_of_it_and_begins_with_what_users_call():
+    page = (ROOT / "docs/reference/trainer.md").read_text("utf-8")
+    listed = re.findall(r"^        - (\w+)$", page, re.MULTILINE)
+    assert listed[:6] == ["build", "fit", "evaluate", "predict", "model", "export"]
+    assert all(name.endswith("_with_GPU") for name in listed[-8:])
+    public = [name for name in dir(compss_train.DistributedTrainer) if not name.startswith("_")]
+    assert sorted(listed) == public
+
+
+def test_pictures_have_a_variant_for_dark_screens_on_git_hosts_and_on_the_site():
+    """The picture of the first screen, which has axes and a background."""
+    page = SimpleNamespace(meta={}, file=SimpleNamespace(src_uri="index.md"))
+    markdown = on_page_markdown((ROOT / "README.md").read_text("utf-8"), page)
+    assert "<picture>" not in markdown
+    assert "](network.png#only-light)![" in markdown
+    assert "](network-dark.png#only-dark)" in markdown
+
+
+@pytest.mark.parametrize("words", ["Windows", "reproducible", "cite", "larger than memory"])
+def test_the_words_of_users_are_in_headings_that_the_search_prefers(words):
+    headings = re.findall(
+        r"^## (.+)$", (ROOT / "docs/how-do-i.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert any(words.lower() in heading.lower() for heading in headings)
+
+
+def test_every_app_has_a_picture_in_the_gallery():
+    gallery = (ROOT / "docs/gallery.md").read_text("utf-8")
+    programs = [path for path in (ROOT / "apps").glob("*.py") if "__main__" in path.read_text()]
+    for program in programs:
+        assert f"`apps/{program.name}`" in gallery, program.name
+        assert f"(pictures/{program.stem}.png)" in gallery, program.name
 
 
 def test_every_public_name_and_module_says_what_it_is():
