@@ -30,6 +30,7 @@ from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model import parameters as params
+from compss_train.model.class_probabilities import known_probabilities_for, of_arrays
 from compss_train.model.class_weights import ClassWeight, check_class_weight
 from compss_train.model.counted import Counted
 from compss_train.model.gradients import Gradients
@@ -179,9 +180,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             ``"output.loss"`` is the loss that the network returns, which gets y as ``labels=``:
             docs/language-models.md. May be left out with a training step.
         metric:
-            Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list
-            of these, or a dict whose keys are their names in the history. docs/watching.md explains
-            what they are measured on.
+            Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or
+            ``Whole(function)`` of all validation samples; or a list of these, or a dict whose keys
+            are their names in the history. docs/watching.md explains what they are measured on.
         num_gpu, num_nodes:
             Number of GPUs that the workers are distributed over, 0 (default) for the CPU; COMPSs
             tasks use all GPUs that its resources declare. ``num_nodes`` is accepted for dislib's
@@ -560,6 +561,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return self._model.built.training_spec.measures.names
 
     @property
+    def whole_measures(self) -> tuple[str, ...]:
+        """The names of the metrics ``Whole(...)``, which records have on validation data only."""
+        return tuple(self._model.built.training_spec.measures.whole)
+
+    @property
     def measures_in_steps(self) -> bool:
         """Whether a training step may add measures of its own to those in ``measures``."""
         return self._model.built.training_spec.training_step is not None
@@ -619,15 +625,31 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         return spec.measures.values(measured)
 
     @entry_point
-    def predict(self, x: Any, *, batch_size: int | None = None, averaged: bool = False) -> Any:
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        averaged: bool = False,
+        probabilities: bool = False,
+    ) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
         An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network
         returns them; a list with one array per sample if batches of sequences were padded to
         different lengths. Arguments are as in ``evaluate``; targets in ``x`` are left out. Rounding
         depends on the processor and the size of batches.
+
+        With ``probabilities=True`` outputs, or their ``logits``, become the probabilities that the
+        loss takes them for: a softmax for ``"cross_entropy"``, a sigmoid for
+        ``torch.nn.BCEWithLogitsLoss()``. Raises ``ValueError`` for losses that are no cross
+        entropies.
         """
-        self._model.built.training_spec.check_forward()
+        spec = self._model.built.training_spec
+        spec.check_forward()
+        as_probabilities = None
+        if probabilities:
+            as_probabilities = known_probabilities_for(spec.loss, "predict(probabilities=True)")
         prediction = inference(
             self._session,
             "predict",
@@ -637,7 +659,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             averaged=averaged,
         )
         with prediction as (tasks, parameters):
-            return tasks.predict(parameters)
+            outputs = tasks.predict(parameters)
+        return outputs if as_probabilities is None else of_arrays(as_probabilities, outputs)
 
     def model(self, *, averaged: bool = False) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU.

@@ -163,6 +163,7 @@ _WORDS_OF_OTHERS = {
     "fit()": "learn partial_fit run train train_on_batch",
     "build(num_gpu=1)": "cuda device to",
     "evaluate()": "score test validate",
+    "predict(probabilities=True)": "predict_log_proba predict_proba",
     "history": "callback_metrics current_epoch epoch history_ logged_metrics loss metrics plot",
 }
 """Words of other libraries, by ours: each of these begins with a name that may be accepted."""

@@ -55,8 +55,9 @@ _SUM = (
     "it by len(target)"
 )
 _NO_MEAN = (
-    "the metric {!r} is not a mean over samples, and its mean over batches depends on their "
-    "size; return a mean, or use one of torchmetrics"
+    "the metric {0!r} is not a mean over samples, and its mean over batches depends on their "
+    "size; return a mean, use one of torchmetrics, or measure all validation samples at once, "
+    "metric={{{0!r}: Whole(function)}}"
 )
 _SUM_TOLERANCE = 1e-4  # of the sum of a softmax in single precision, also over many classes
 _LOG_SUM_TOLERANCE = 0.1  # of the logarithm of this sum, also for logarithms in half precision

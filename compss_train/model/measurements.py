@@ -20,6 +20,7 @@ from compss_train.model.losses import BatchFunction
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.model.training_loss import TrainingLoss
 from compss_train.model.training_step import StepResult
+from compss_train.model.whole import Gathered, WholeMetric
 from compss_train.reports.records import BOOKKEEPING
 
 Metric: TypeAlias = BatchFunction | TorchMetric
@@ -103,6 +104,8 @@ class Measured:
     """What the loss is a mean over: by default the samples, else the sum of targets' weights."""
     metrics: Mapping[str, tuple[float, float] | list[MetricState]] = field(default_factory=dict)
     """The states of the metrics by name: sums and what they are over, or what torchmetrics has."""
+    gathered: Sequence[Gathered] = ()
+    """The outputs and targets of each batch, for metrics of all samples."""
     named: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """What steps and callbacks have measured: the sum over the samples, and their number."""
     planned_samples: int = 0
@@ -138,10 +141,12 @@ class Measures:
     """The loss, and metrics by their names in the history."""
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    whole: Mapping[str, WholeMetric] = field(default_factory=dict)
+    """Metrics of all samples at once, which only evaluations measure."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the loss and all metrics."""
+        """The names of the loss and of all metrics that training measures, too."""
         return ("loss", *self.metrics)
 
     def values(self, parts: Sequence[Measured], prefix: str = "") -> dict[str, Value]:
@@ -157,6 +162,11 @@ class Measures:
                     values[name] = metric.value(states, samples)
                 else:
                     values[name] = mean(states)
+        gathered = [batch for part in parts for batch in part.gathered]
+        for name, whole_metric in self.whole.items():
+            if gathered:
+                with _annotate_errors(name):
+                    values[name] = whole_metric.value(gathered)
         return {prefix + name: value for name, value in values.items()}
 
 

@@ -205,7 +205,8 @@ class ModelReplica:
             counted = counts.get("loss", counted)
         if isinstance(returned, Mapping) and "count" in returned:
             counted = checked_count(values.pop("count"))
-        if self.measures.metrics and output is None:
+        needs_output = self.measures.metrics or (self.measures.whole and not context.training)
+        if needs_output and output is None:
             raise ValueError(
                 f"metric= is measured on outputs, which {step_name} does not return; return "
                 "{'loss': loss, 'output': output}, or build without metric= and return the "

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
@@ -18,12 +18,13 @@ from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.output_loss import OUTPUT_LOSS, output_loss
 from compss_train.model.torch_metric import TorchMetric
 from compss_train.model.training_step import Step, as_step
+from compss_train.model.whole import Whole, WholeMetric
 from compss_train.reports.records import BOOKKEEPING
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-MetricLike: TypeAlias = str | Callable[..., Any]
-"""A name, a function of (output, target), or a metric or collection of torchmetrics."""
+MetricLike: TypeAlias = str | Callable[..., Any] | Whole
+"""A name, a function of (output, target) or of all samples, or what torchmetrics has."""
 
 MetricSpec: TypeAlias = MetricLike | Sequence[MetricLike] | Mapping[str, MetricLike] | None
 """What ``build(metric=...)`` takes."""
@@ -95,14 +96,21 @@ def resolve_metrics(metric: MetricSpec, loss: str | BatchFunction | None = None)
     Raises ``ValueError`` for a name that is unknown, not text, or already used in the history, and
     ``TypeError`` for an object that is not a metric.
     """
-    accuracy = accuracy_for(None if loss is None else resolve_loss(loss))
+    function = None if loss is None else resolve_loss(loss)
+    accuracy = accuracy_for(function)
     known = {**METRICS, "accuracy": accuracy}
     metrics: dict[str, Metric] = {}
+    whole: dict[str, WholeMetric] = {}
     for chosen_name, spec in _named_specs(metric):
+        if isinstance(spec, Whole):
+            whole_name = chosen_name or getattr(spec.function, "__name__", "whole")
+            _check_metric_name(whole_name, {**metrics, **whole})
+            whole[whole_name] = WholeMetric.of(spec, function)
+            continue
         for name, resolved in _resolve_metric(spec, chosen_name, known):
-            _check_metric_name(name, metrics)
+            _check_metric_name(name, {**metrics, **whole})
             metrics[name] = resolved
-    return Measures(metrics)
+    return Measures(metrics, whole)
 
 
 def _named_specs(metric: MetricSpec) -> Iterable[tuple[Any, Any]]:
@@ -116,7 +124,7 @@ def _named_specs(metric: MetricSpec) -> Iterable[tuple[Any, Any]]:
     return [(None, metric)]
 
 
-def _check_metric_name(name: object, metrics: Mapping[str, Metric]) -> None:
+def _check_metric_name(name: object, metrics: Collection[str]) -> None:
     """Raise ``ValueError`` for a name that is not text, or has another meaning in the history."""
     if name in metrics:
         raise ValueError(

@@ -64,7 +64,7 @@ class TorchMetric:
         metric = _reset_copy(self.metric)
         for part, *part_states in zip(_with_inner(metric), *states, strict=True):
             _load(part, [(batches, values) for batches, values in part_states if batches])
-        return _to_plain(metric.compute())
+        return as_plain(metric.compute())
 
 
 def _reset_copy(metric: Any) -> Any:
@@ -152,14 +152,14 @@ def _merge(values: list[Any], updates: list[int], reduction: Any) -> Any:
     return stacked if reduction is None else reduction(stacked)
 
 
-def _to_plain(value: Any) -> Value:
+def as_plain(value: Any) -> Value:
     """Return the value as numbers, lists and dicts."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(name): _to_plain(item) for name, item in value.items()}
+        return {str(name): as_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
+        return [as_plain(item) for item in value]
     if isinstance(value, int | float):
         return float(value)
     raise TypeError(

@@ -100,7 +100,8 @@ class BuildArguments:
             )
         augment = spec.train_transform and spec.train_transform.function
         arguments = {name: getattr(spec, name) for name in PICKLED}
-        check_picklable(**arguments, metric=spec.measures.metrics, train_transform=augment)
+        arguments["metric"] = {**spec.measures.metrics, **spec.measures.whole}
+        check_picklable(**arguments, train_transform=augment)
 
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""

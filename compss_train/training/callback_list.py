@@ -64,6 +64,7 @@ class CallbackList:
             check_watched(
                 self.callbacks,
                 trainer.measures,
+                trainer.whole_measures,
                 validated=validated,
                 averaged=averaged,
                 online=online,
@@ -228,6 +229,7 @@ def warn_of_other_hooks(kind: type[AnyCallback]) -> None:
 def check_watched(
     callbacks: Sequence[Callback],
     measures: Collection[str],
+    whole: Collection[str] = (),
     *,
     validated: bool,
     averaged: bool = False,
@@ -245,6 +247,7 @@ def check_watched(
             check_monitored(
                 name,
                 measures,
+                whole,
                 monitored_by=type(callback).__name__,
                 validated=validated,
                 averaged=averaged,
@@ -256,6 +259,7 @@ def check_watched(
 def check_monitored(
     name: str,
     measures: Collection[str],
+    whole: Collection[str] = (),
     *,
     monitored_by: str,
     validated: bool,
@@ -265,10 +269,12 @@ def check_monitored(
 ) -> None:
     """Raise ``ValueError`` unless records will have a field.
 
-    With ``may_be_added``, steps or callbacks may add it, but for measures of validation data.
+    ``whole`` are measured on validation data only. With ``may_be_added``, steps or callbacks may
+    add it, but for measures of validation data.
     """
-    of_validation = [f"val_{measure}" for measure in measures]
-    of_validation += [f"val_averaged_{measure}" for measure in measures] if averaged else []
+    validating = (*measures, *whole)
+    of_validation = [f"val_{measure}" for measure in validating]
+    of_validation += [f"val_averaged_{measure}" for measure in validating] if averaged else []
     measured = [*measures, *(of_validation if validated else ())]
     missing = name in of_validation
     if name in (*measured, *(NUMERIC_ONLINE if online else NUMERIC)):

@@ -195,6 +195,7 @@ def prepare_fit(
         check_monitored(
             schedule.monitor,
             spec.measures.names,
+            [*spec.measures.whole],
             monitored_by="schedule=",
             validated=validation is not None,
             may_be_added=spec.training_step is not None or bool(callbacks.in_workers),

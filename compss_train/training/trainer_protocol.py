@@ -37,6 +37,10 @@ class TrainerProtocol(Protocol):
         """The names of the loss and the metrics in every record."""
 
     @property
+    def whole_measures(self) -> tuple[str, ...]:
+        """The names of the metrics of whole validation sets."""
+
+    @property
     def measures_in_steps(self) -> bool:
         """Whether a training step may add measures of its own."""
 

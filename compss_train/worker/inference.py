@@ -17,6 +17,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Part, joined
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_step import StepContext, StepResult
+from compss_train.model.whole import Gatherer
 from compss_train.worker.batches import Batch, cut_batches
 from compss_train.worker.preparing import collated, with_targets
 from compss_train.worker.source import Source, retry_without_gpu_rows, source_of
@@ -51,6 +52,8 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
         replica.compares_step = True
         transform = _Transform(replica)
         accumulator = MetricAccumulator(replica.measures)
+        whole = replica.measures.whole
+        gatherer = Gatherer(whole) if whole else None
         for batch in _collated_batches(replica, source):
             if batch.as_made and replica.validation_step is None:
                 batch = with_targets(batch)
@@ -58,10 +61,13 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
                 with replica.autocast():
                     result = _result(replica, batch._replace(x=transform(batch.x)))
                 accumulator.add(batch.samples, result)
+                if gatherer is not None:
+                    gatherer.add(result.output, result.target)
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
         return replace(
             accumulator.measured(),
+            gathered=[] if gatherer is None else gatherer.batches,
             **source.measured(),
             warnings=transform.warnings,
             conversions=sorted(replica.conversions),
