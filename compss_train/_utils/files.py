@@ -124,6 +124,18 @@ def is_special_file(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file; raise ``OSError`` for a FIFO, which would be waited for."""
+    check_file(path)
+    return path.read_bytes()
+
+
+def check_file(path: Path) -> None:
+    """Raise ``OSError`` for what exists and is no file, such as a FIFO, which hangs a reader."""
+    if is_special_file(path):
+        raise OSError(f"{path} is not a file")
+
+
 def check_writable(path: Path) -> None:
     """Create an empty file and its folders, unless it exists.
 

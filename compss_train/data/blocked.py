@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 import numpy as np
 import torch
 
+from compss_train._utils.numpy_files import load_numpy
 from compss_train._utils.validation import check_count
 from compss_train.data import layout, reading
 from compss_train.data.block import Block, DType, as_block, as_tensor, concatenate, copy_block
@@ -99,7 +100,7 @@ class BlockedTensor:
         """
         names = file_names(paths)
         if reader is None and all(Path(name).suffix == ".npy" for name in names):
-            arrays = [np.load(name, mmap_mode="r", allow_pickle=False) for name in names]
+            arrays = [load_numpy(name, mmap_mode="r") for name in names]
             for name, array in zip(names, arrays, strict=True):
                 if not array.flags.c_contiguous:
                     raise ValueError(

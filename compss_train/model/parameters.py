@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils import files, validation
+from compss_train._utils.numpy_files import load_numpy
 from compss_train._utils.private_names import spectral_vectors
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model import devices, saved_state
@@ -313,7 +314,7 @@ def _load_safetensors(path: Path) -> Parameters:
 
 
 def _load_npz(path: Path) -> Parameters:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with path.open("rb") as file, load_numpy(file) as archive:
         arrays = dict(archive)
         file.seek(-22, os.SEEK_END)  # the end of the directory, which a comment may follow
         end, entries = struct.unpack("<4s6xH10x", file.read())

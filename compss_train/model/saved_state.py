@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from compss_train._utils import __version__
-from compss_train._utils.files import DISK, Disk
+from compss_train._utils.files import DISK, Disk, check_file, read_bytes
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.value_encoding import from_json, to_json
 
@@ -121,7 +121,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def _read_document(path: Path) -> dict[str, Any]:
     """Return the JSON of a state; raise ``BadCheckpointError`` as ``read_state`` does."""
     try:
-        document = json.loads((path / STATE).read_text(encoding="utf-8"))
+        document = json.loads(read_bytes(path / STATE).decode())
     except FileNotFoundError as error:
         reason = f"it has no {STATE}" if path.exists() else "the folder does not exist"
         raise BadCheckpointError(path, reason) from error
@@ -153,7 +153,8 @@ def _read_document(path: Path) -> dict[str, Any]:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file; raise ``OSError`` for a FIFO and the like."""
+    check_file(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

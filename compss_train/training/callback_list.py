@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -187,11 +187,15 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
     occurs twice, for two callbacks that write to the same path, and for one that would write to an
     object store and cannot.
     """
-    if isinstance(callbacks, str) or not validation.is_iterable(callbacks):
+    items: list[object] | None = None
+    if not isinstance(callbacks, str):
+        with suppress(TypeError):
+            items = list(callbacks)
+    if items is None:
         raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
     checked: list[AnyCallback] = []
     writers: dict[Path, AnyCallback] = {}
-    for callback in callbacks:
+    for callback in items:
         if not isinstance(callback, Callback | WorkerCallback):
             hint = "; call the class to create one" if isinstance(callback, type) else ""
             raise TypeError(f"callbacks= has {callback!r}, which is not a Callback{hint}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compss_train._utils import strict_json
-from compss_train._utils.files import DISK, Disk
+from compss_train._utils.files import DISK, Disk, read_bytes
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import STATE
 from compss_train.reports.history import line_of
@@ -141,7 +141,7 @@ def read_history(folder: Path, saved: Mapping[str, Any]) -> list[Record]:
     try:
         for sha256 in saved["files"]:
             name = file_name(len(history))
-            data = (folder / name).read_bytes()
+            data = read_bytes(folder / name)
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise BadCheckpointError(
                     folder, (f"{name} is damaged: its checksum is not the one in {STATE}")

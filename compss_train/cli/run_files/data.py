@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
+from compss_train._utils.numpy_files import load_numpy
 from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
@@ -161,7 +162,7 @@ def load_array(value: Any, role: str) -> Any:
     if not isinstance(value, str):
         return value
     if value.endswith(".npy"):
-        return np.load(value, mmap_mode="r", allow_pickle=False)
+        return load_numpy(value, mmap_mode="r")
     names = list(readers.as_reader(None, [value]).describe(value).layout or ())
     return reading.read_arrays([value], names[0] if len(names) == 1 else key)[0]
 

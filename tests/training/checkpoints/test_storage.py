@@ -171,6 +171,14 @@ def test_the_error_says_what_is_damaged(good, tmp_path):
     assert reason_of(tmp_path / "file").startswith("state.json cannot be read: [Errno 20]")
 
 
+@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors", "history-000000.jsonl"])
+def test_a_fifo_in_place_of_a_file_is_damage_and_no_wait(good, name):
+    (good / name).unlink()
+    os.mkfifo(good / name)
+    with pytest.raises(BadCheckpointError, match=f"{name} cannot be read: .* is not a file"):
+        read_checkpoint(good)
+
+
 SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text", "pathlib.Path.write_bytes"]
 
 
