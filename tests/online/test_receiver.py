@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train.online.routing import Routing
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import no_threads_left
@@ -43,6 +44,50 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
             assert stub.buffer.samples_put == 8
             if not paired:
                 assert stub.drain() == list(range(300, 308))
+        finally:
+            stub.close()
+
+
+# Offsets advance by what comes
+
+
+@given(
+    st.integers(0, 2),
+    st.lists(st.one_of(st.integers(0, 12), st.tuples(st.integers(0, 12))), max_size=12),
+)
+def test_offsets_advance_by_what_comes_and_a_gap_ends_the_connection(worker, messages):
+    """Samples of stream 5 come to a worker of three; a tuple says below which they are lost."""
+    routing = Routing(3, whole=False)
+    with no_threads_left():
+        stub = StubWorker(make("FIFO", 50), number=worker, workers=3)
+        put = []
+        offset = 0
+        try:
+            with stub.connect(5) as connection:
+                for message in messages:
+                    if isinstance(message, tuple):
+                        [end] = message
+                        wait_until(lambda: stub.buffer.samples_put == len(put))
+                        connection.connection.send({"lost": end})
+                        offset = max(offset, end)
+                        continue
+                    connection.send(message)
+                    if routing.worker_of(5, message) != worker:
+                        error = connection.read("error")["error"]
+                        assert f"sample {message} of stream 5 is for worker" in error
+                        break
+                    expected = routing.next_sample(worker, 5, offset)
+                    if message > expected:
+                        error = connection.read("error")["error"]
+                        assert f"a gap in stream 5: sample {message} came where" in error
+                        break
+                    if message == expected:
+                        put.append(500 + message)
+                        offset = message + 1
+                wait_until(lambda: stub.buffer.samples_put == len(put))
+            if offset:
+                wait_until(lambda: stub.receiver.snapshot()[1] == {5: offset})
+            assert stub.drain() == put
         finally:
             stub.close()
 
