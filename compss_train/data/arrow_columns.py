@@ -48,10 +48,10 @@ def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]
     """
     types = import_pyarrow().types
     sizes = []
-    if isinstance(kind, import_pyarrow().FixedShapeTensorType):
-        if kind.permutation not in (None, sorted(kind.permutation or ())):
-            return None, ()  # its numbers are in another order
-        sizes = list(kind.shape)
+    if is_tensor(kind):
+        if not _has_one_meaning(_permutation(kind)):
+            return None, ()
+        sizes = [kind.shape[dimension] for dimension in _permutation(kind)]
         kind = kind.value_type
     kind = _storage_type(kind)
     while _is_list(kind):
@@ -59,6 +59,31 @@ def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]
         kind = _storage_type(kind.value_type)
     is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
     return np.dtype(kind.to_pandas_dtype()) if is_number else None, tuple(sizes)
+
+
+def is_tensor(kind: Any) -> bool:
+    """Return whether columns of this Arrow type hold tensors of one shape."""
+    return isinstance(kind, import_pyarrow().FixedShapeTensorType)
+
+
+def type_name(kind: Any) -> str:
+    """Return the name of an Arrow type that holds no numbers, for messages."""
+    if is_tensor(kind):
+        return f"tensors with permutation={_permutation(kind)}"
+    return str(kind)
+
+
+def _has_one_meaning(permutation: Sequence[int]) -> bool:
+    """Return whether a permutation is its own inverse.
+
+    Otherwise pyarrow writes the inverse of what Arrow's specification says, and reads neither.
+    """
+    return all(permutation[place] == number for number, place in enumerate(permutation))
+
+
+def _permutation(kind: Any) -> list[int]:
+    """Return which stored dimension of a tensor's Arrow type is the first, second, ... one."""
+    return [*range(len(kind.shape))] if kind.permutation is None else list(kind.permutation)
 
 
 def _storage_type(kind: Any) -> Any:
@@ -117,8 +142,18 @@ def number_blocks(name: str, chunks: Sequence[Any]) -> list[Block]:
             offsets = torch.from_numpy(np.append(0, lengths[0]).cumsum())
             blocks.append(Ragged.of(items, offsets))
         else:
-            blocks.append(array.reshape(len(chunk), *sizes))
+            blocks.append(_shaped(array, chunk, sizes))
     return blocks
+
+
+def _shaped(array: NDArray[Any], chunk: Any, sizes: Sequence[int]) -> NDArray[Any]:
+    """Return the numbers of a column in their shape; permuted tensors are copied."""
+    kind = chunk.type
+    if is_tensor(kind):
+        stored = array.reshape(len(chunk), *kind.shape)
+        axes = [1 + dimension for dimension in _permutation(kind)]
+        return np.ascontiguousarray(stored.transpose(0, *axes))
+    return array.reshape(len(chunk), *sizes)
 
 
 def _flattened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from compss_train._utils.nested import leaves, places, template_of
-from compss_train.data.arrow_columns import check_no_nulls, is_text, number_blocks, number_type
+from compss_train.data.arrow_columns import (
+    check_no_nulls,
+    is_tensor,
+    is_text,
+    number_blocks,
+    number_type,
+    type_name,
+)
 from compss_train.data.block import Block, DType, as_tensor
 from compss_train.data.classes import quote_values
 from compss_train.data.coding import Coding, columns_key
@@ -218,14 +225,14 @@ def _array(table: Any, name: str) -> Block:
             raise FileContentError(f"holds tensors of several shapes in {name!r}: pad them")
         chunk = chunk.storage.flatten()[0]
         kind = chunk.type
-    if hasattr(kind, "shape"):  # tensors of Arrow and of Ray
+    if hasattr(kind, "shape") and not is_tensor(kind):  # Ray's tensors
         array: Block = chunk.to_numpy_ndarray()
         return signed(array)
     if number_type(kind)[0] is None:
         advice = "encode it as integers" if is_text(kind) else "convert it"
         raise FileContentError(
-            f"holds {kind} in {name!r}, which are no numbers: {advice}, as by map_batches, or "
-            "leave it out by drop_columns"
+            f"holds {type_name(kind)} in {name!r}, which are no numbers: {advice}, as by "
+            "map_batches, or leave it out by drop_columns"
         )
     (block,) = number_blocks(name, [chunk])
     return signed(block)

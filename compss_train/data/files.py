@@ -179,7 +179,8 @@ class FileDataset:
         self._set_columns([*described.descriptions.values()], classes or {})
         blocks: dict[str, FileBlock] = {}
         for name, description in described.descriptions.items():
-            blocks |= _blocks_of(name, paths[name], description)
+            taken = paths.keys() | blocks.keys()
+            blocks |= _blocks_of(name, paths[name], description, taken=taken)
         _set_blocks(self, blocks)
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
@@ -324,7 +325,9 @@ class FileDataset:
             part = replace(
                 block, first=block.first + start, rows=stop - start, files=block.files[start:stop]
             )
-            blocks[name if part == block else f"{name}[{start}:{stop}]"] = part
+            if part != block:
+                name = _free_name(f"{name}[{start}:{stop}]", self.blocks.keys() | blocks.keys())
+            blocks[name] = part
         _set_blocks(dataset, blocks)
         return dataset
 
@@ -452,14 +455,24 @@ def _set_blocks(dataset: FileDataset, blocks: dict[str, FileBlock]) -> None:
     dataset.reference = dataset.files[0]
 
 
-def _blocks_of(name: str, path: str, description: layouts.Description) -> dict[str, FileBlock]:
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name of a part of a file that is not taken, as by a file that is called so."""
+    while name in taken:
+        name += "'"
+    return name
+
+
+def _blocks_of(
+    name: str, path: str, description: layouts.Description, *, taken: Collection[str]
+) -> dict[str, FileBlock]:
     """Return the blocks of a file by name: one, or one for each part that can be read alone."""
     sizes = description.blocks or (description.rows,)
     is_whole = len(sizes) == 1
     blocks = {}
     first = 0
     for number, rows in enumerate(sizes):
-        blocks[name if is_whole else f"{name}#{number}"] = FileBlock(
+        block_name = name if is_whole else _free_name(f"{name}#{number}", taken)
+        blocks[block_name] = FileBlock(
             path=path,
             part=None if is_whole else number,
             first=first,

@@ -146,7 +146,8 @@ class FilePart:
             stamp = self._reader_of(block).stamp(block.path, block.first, block.first + block.rows)
         if stamp is None:  # a change of the file could not be detected
             return None
-        name = block.path if block.rows == block.file_rows else f"{block.path}#{block.first}"
+        is_whole = block.rows == block.file_rows
+        name = block.path if is_whole else f"{block.path}\0{block.first}"  # of no other file
         return self.cache.entry(name, stamp, self.reader_id, rows=block.rows, layout=self.layout)
 
     def read(self, row_range: RowRange) -> Arrays:

@@ -3,16 +3,19 @@
 import os
 import re
 from collections import UserDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from torch.utils.data import DataLoader
 
 from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.locations import file_names
+from compss_train.data.order import RowRange
 from compss_train.data.readers import NpzReader
 from tests.data.npz_files import FILES, reader, write
 from tests.data.readers.formats import names
@@ -41,6 +44,43 @@ def test_files_are_given_by_list_or_pattern(folder, files):
     assert dataset.sizes == (1, 2, 3)
     assert len(dataset) == dataset.number_samples == 6
     assert repr(dataset) == "FileDataset(3 files, 6 samples, keys ['x', 'y'])"
+
+
+class InParts(NpzReader):
+    """Describes each file as several parts, as a folder of images is."""
+
+    def describe(self, path, keys=None):
+        description = super().describe(path, keys)
+        return replace(description, blocks=(1,) * description.rows)
+
+
+PARTS = ("", "#0", "#1", "#1'", "[0:1]")
+NAMES = sorted({f"set{part}{end}" for part in PARTS for end in ("", "#1", "[1:2]")})
+
+
+@given(strategies.permutations(NAMES), strategies.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_no_part_has_the_name_of_another_file(tmp_path_factory, files, pieces):
+    folder = tmp_path_factory.mktemp("named")
+    expected = []
+    for number, name in enumerate(NAMES):
+        values = 10.0 * number + np.arange(3)
+        expected += values.tolist()
+        with (folder / name).open("wb") as file:
+            np.savez(file, x=values)
+    paths = [str(folder / name) for name in files]
+    for kind in (NpzReader, InParts):
+        dataset = FileDataset(paths, reader=kind(), y=None)
+        for whole in (dataset, dataset.cut(pieces), dataset[:30].cut(pieces)):
+            assert len(set(whole.files)) == len(whole.files) == len(whole.sizes)
+            values = [
+                value
+                for number, rows in enumerate(whole.sizes)
+                for value in whole.part([number]).read(RowRange(number, 0, rows))["x"].tolist()
+            ]
+            assert len(values) == whole.number_samples
+            assert sorted(set(values)) == sorted(values)
+        assert dataset.number_samples == len(expected)
 
 
 def test_a_list_keeps_its_order_and_a_pattern_sorts(folder):

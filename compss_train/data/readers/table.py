@@ -17,6 +17,7 @@ from compss_train.data.arrow_columns import (
     is_text,
     number_blocks,
     number_type,
+    type_name,
 )
 from compss_train.data.classes import MAX_CLASSES, check_classes, class_codes, find_classes
 from compss_train.data.conversions import check_numbers, float_dtype
@@ -264,7 +265,7 @@ class TableReader(Reader):
             return np.dtype(np.int64) if name in self.class_columns else str(kind), ()
         dtype, sizes = number_type(kind)
         if dtype is None:
-            return str(kind), ()
+            return type_name(kind), ()
         if None not in sizes:
             return dtype, sizes  # type: ignore[return-value]
         values = table.rows(0, 1, [name])[name].to_pylist()
@@ -297,7 +298,7 @@ class TableReader(Reader):
             values = coded.dictionary.to_pylist()
             return class_codes(name, values, places, classes=self.classes[name], first=first)
         if number_type(column.type)[0] is None:
-            check_numbers(name, str(column.type))
+            check_numbers(name, type_name(column.type))
         block = number_blocks(name, [column])[0]
         if isinstance(block, Ragged):
             lengths = block.lengths.tolist()

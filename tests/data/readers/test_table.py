@@ -2,6 +2,7 @@
 
 import datetime
 import re
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -79,14 +80,22 @@ def test_lists_of_a_fixed_size_are_rows(tmp_path, form):
 
 
 @in_every(TYPED)
-def test_tensors_with_permuted_dimensions_are_refused(tmp_path, form):
-    kind = pa.fixed_shape_tensor(pa.int32(), (2, 3), permutation=(1, 0))
-    values = pa.ExtensionArray.from_storage(
-        kind, pa.array([[1, 2, 3, 4, 5, 6]], pa.list_(pa.int32(), 6))
-    )
-    path = form.saved(tmp_path, x=values, y=[1])
-    with names(path, r"holds .*permutation=\[1,0\].* in 'x', which are no numbers"):
-        read_all(FileDataset(path))
+@pytest.mark.parametrize("permutation", [*permutations(range(3))])
+def test_tensors_with_permuted_dimensions_are_read_in_their_order(tmp_path, form, permutation):
+    kind = pa.fixed_shape_tensor(pa.int32(), (2, 3, 4), permutation=permutation)
+    stored = pa.FixedSizeListArray.from_arrays(pa.array(range(48), pa.int32()), 24)
+    tensors = pa.ExtensionArray.from_storage(kind, stored)
+    path = form.saved(tmp_path, x=tensors, y=[1, 2])
+    if any(permutation[place] != number for number, place in enumerate(permutation)):
+        with names(path, rf"holds tensors with permutation={re.escape(str([*permutation]))}"):
+            read_all(FileDataset(path))
+        return
+    dataset = FileDataset(path)
+    expected = np.arange(48, dtype=np.int32).reshape(2, 2, 3, 4)
+    expected = expected.transpose(0, *(1 + dimension for dimension in permutation))
+    assert dataset.layout["x"].shape == expected.shape[1:]
+    np.testing.assert_array_equal(tensors.to_numpy_ndarray(), expected)  # as Arrow shows them
+    same(read_all(dataset)["x"], expected)
 
 
 @in_every(TYPED)
