@@ -319,7 +319,7 @@ class FileDataset:
         if not ranges:
             raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
         dataset = copy.copy(self)
-        blocks = {}
+        blocks: dict[str, FileBlock] = {}
         for name, start, stop in ranges:
             block = self.blocks[name]
             part = replace(
