@@ -1,6 +1,6 @@
 """Blocks: arrays, tensors or ``Ragged`` sequences whose rows are samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,8 +54,11 @@ def _as_array(value: Any) -> NDArray[Any]:
                     raise ValueError(
                         f"it holds {item}, and the largest integer of a tensor is 2**63 - 1"
                     )
+        if array.dtype == object:
+            _check_no_none(array.ravel())
         return array
     except (ValueError, RuntimeError) as error:
+        _check_no_none(value)
         if isinstance(value, list) and all(
             isinstance(item, tuple) and len(item) == 2 for item in value
         ):
@@ -66,6 +69,16 @@ def _as_array(value: Any) -> NDArray[Any]:
             f"cannot make an array of this {type(value).__name__}: {error}; all samples must "
             "have the same shape: pad or cut them, and give an array or a tensor"
         ) from error
+
+
+def _check_no_none(values: Iterable[Any]) -> None:
+    """Raise ``TypeError`` if ``None`` is among the values, as of samples without a target."""
+    missing = [number for number, value in enumerate(values) if value is None]
+    if missing:
+        raise TypeError(
+            f"it holds None {len(missing)} times, first in place {missing[0]}: leave these samples "
+            "out; without any targets, leave out y"
+        )
 
 
 class MappedMemory(np.ndarray[Any, Any]):

@@ -44,9 +44,12 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
             )
         raise
     if not isinstance(batch, tuple | list) or len(batch) != 2:
+        made = f"a {type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            made += f" of {len(batch)} parts"
         raise TypeError(
-            f"collate returned a {type(batch).__name__} for a list of (x, y); return two parts, "
-            "as (x, y)"
+            f"collate returned {made} for a list of (x, y); return two, (x, y), where several "
+            "inputs or targets are a tuple or a dict, as ((x1, x2), y)"
         )
     return _in_tensors(batch[0]), _in_tensors(batch[1])
 

@@ -1,5 +1,6 @@
 """Frames and series of pandas and polars as arrays of numbers."""
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +105,11 @@ def _numbers(name: str, series: Any) -> _Numbers:
             f"holds {type(first).__name__} values in {name!r}: give them apart, "
             f"np.stack(list(frame[{name!r}])), or list(...) if lengths differ; beside other "
             "columns as in x={'arrays': ..., 'numbers': ...}"
+        )
+    if kind == "object" and all(isinstance(value, Real) for value in series):
+        raise FileContentError(
+            f"holds numbers in {name!r} as Python objects, dtype object: convert them, "
+            f"frame[{name!r}] = pandas.to_numeric(frame[{name!r}])"
         )
     if kind.startswith(("object", "str", "utf8", "large_string")):
         raise FileContentError(

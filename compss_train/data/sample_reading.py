@@ -124,7 +124,7 @@ def batch_of(
     """
     if dataset_collate is not None:
         batch = dataset_collate(samples)
-        x, y = roles.split(batch)
+        x, y = roles.split(batch, collated=True)
         is_whole = x is batch or (isinstance(x, Mapping) and isinstance(batch, Mapping))
         return ReadBatch(x, y, len(samples), as_made=y is None and is_whole)
     pairs = [roles.split(sample) for sample in samples]

@@ -29,11 +29,12 @@ class Roles:
     x: Keys | None = None
     y: Keys | None = None
 
-    def split(self, sample: Any) -> tuple[Any, Any]:
+    def split(self, sample: Any, *, collated: bool = False) -> tuple[Any, Any]:
         """Return x and y; y is ``None`` if there are no targets.
 
-        Raises ``ValueError`` for keys that a sample does not have, ``TypeError`` for a tuple that
-        is not a pair.
+        With ``collated`` it is a batch that the data set's function has made. Raises
+        ``ValueError`` for keys that a sample does not have, ``TypeError`` for a tuple that is not a
+        pair.
         """
         x = self.x
         y = self.y
@@ -43,9 +44,11 @@ class Roles:
                 y = next((name for name in TARGETS if name in sample), None)
             elif is_sequence(sample) and (isinstance(sample, tuple) or not holds_numbers(sample)):
                 if len(sample) > 2:
+                    kind = "batch that collate_fn makes" if collated else "sample"
+                    collate = "collate=collate_fn, " if collated else ""
                     raise TypeError(
-                        f"a sample is a {type(sample).__name__} of {len(sample)} parts; say "
-                        "which are x and y, as in Samples(dataset, "
+                        f"a {kind} is a {type(sample).__name__} of {len(sample)} parts; say "
+                        f"which are x and y, as in Samples(dataset, {collate}"
                         f"x={(*range(len(sample) - 1),)}, y={len(sample) - 1})"
                     )
                 x = 0

@@ -81,8 +81,9 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
         torch.from_numpy(np.empty(0, dtype))
     except (TypeError, ValueError) as error:
         text = (
-            "; a tokenizer makes integers of text, FileDataset(names) reads files, and "
-            "np.unique(labels, return_inverse=True)[1] of labels"
+            "; a tokenizer makes integers of text, FileDataset(names) reads files, "
+            "np.unique(labels, return_inverse=True)[1] of labels, and array.astype(float) converts "
+            "numbers that are Python objects"
         )
         hint = text if dtype.kind in "USO" else ""
         raise TypeError(

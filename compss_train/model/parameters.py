@@ -9,7 +9,7 @@ import errno
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
@@ -91,8 +91,10 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     tensors = module.state_dict()
     wrong = sorted(tensors.keys() ^ parameters.keys())
     if wrong:
+        hint = _prefix_hint(parameters, tensors)
         raise ValueError(
-            f"{wrong} are missing in the parameters, or are not in the network: it has {[*tensors]}"
+            f"{wrong} are missing in the parameters, or are not in the network: it has "
+            f"{[*tensors]}{hint}"
         )
     for name, tensor in tensors.items():
         array = parameters[name]
@@ -111,6 +113,32 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
             )
         devices.copy_into(tensor, values)
     _normalize_spectral_vectors(module)
+
+
+def _prefix_hint(names: Collection[str], expected: Collection[str]) -> str:
+    """Return by what beginning names of parameters differ from those expected; or nothing."""
+    prefix = _added_prefix(names, expected)
+    if prefix:
+        return (
+            f"; those given begin with {prefix!r}: give {{name.removeprefix({prefix!r}): array "
+            "for name, array in parameters.items()}"
+        )
+    prefix = _added_prefix(expected, names)
+    if prefix:
+        return (
+            f"; those of the network begin with {prefix!r}: give {{{prefix!r} + name: array for "
+            "name, array in parameters.items()}"
+        )
+    return ""
+
+
+def _added_prefix(longer: Collection[str], shorter: Collection[str]) -> str:
+    """Return what all longer names begin with, and are the shorter ones without; or nothing."""
+    for name in longer:
+        prefix = name.removesuffix(min(shorter, default=""))
+        if prefix != name and {prefix + short for short in shorter} == set(longer):
+            return prefix
+    return ""
 
 
 def _normalize_spectral_vectors(net: nn.Module) -> None:
@@ -266,8 +294,9 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
 def load(path: str | Path) -> Parameters:
     """Return the arrays of a file that ``save`` wrote, if their checksum is right.
 
-    A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one under
-    ``"state_dict"``. Only its tensors are loaded (``weights_only``), so that it cannot run code.
+    A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one, as
+    under ``"state_dict"`` or ``"model"``; if it has several, that is an error. Only its tensors are
+    loaded (``weights_only``), so that it cannot run code.
     All but ``.safetensors`` keep the order of the arrays.
 
     Raises ``BadFileError`` for a damaged file, and ``ValueError`` for another suffix.
@@ -323,10 +352,28 @@ def _load_npz(path: Path) -> Parameters:
     return arrays
 
 
+def _state_dict_in(saved: Mapping[str, Any]) -> Any:
+    """Return the state_dict that a dict is or holds; raise ``ValueError`` if it holds several."""
+    if "state_dict" in saved:
+        return saved["state_dict"]
+    state_dicts = {
+        name: value
+        for name, value in saved.items()
+        if isinstance(value, Mapping) and value and all(map(torch.is_tensor, value.values()))
+    }
+    if len(state_dicts) > 1:
+        first, *_ = state_dicts
+        raise ValueError(
+            f"it holds several state_dicts, {', '.join(map(repr, state_dicts))}: save one, "
+            f"torch.save(torch.load(path)[{first!r}], path)"
+        )
+    return next(iter(state_dicts.values()), saved)
+
+
 def _load_torch(path: Path) -> Parameters:
     state = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(state, Mapping):
-        state = state.get("state_dict", state)
+        state = _state_dict_in(state)
     if not isinstance(state, Mapping):
         raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
     return to_arrays({str(name): tensor for name, tensor in state.items()})

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_dense
+from compss_train._utils.validation import check_dense, warn_user
 from compss_train.model import compilation, copies, optimizers
 from compss_train.model.bound_optimizer import is_over
 from compss_train.model.closures import closure_use, may_use_closure
@@ -32,6 +32,7 @@ def checked_network(net: object) -> nn.Module:
     except RecursionError:
         raise ValueError(f"the network, a {type(net).__name__}, {TOO_DEEP}") from None
     if not list(net.parameters()):
+        _warn_of_unregistered(net)
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(
@@ -47,10 +48,62 @@ def checked_network(net: object) -> nn.Module:
             "net is on the meta device, without numbers: create it on the CPU, or "
             "load its parameters"
         )
+    _check_scripted(net)
+    buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
     for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
+        if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
+            continue
+        try:
             check_dense(f"{name!r} of the network", tensor)
+        except TypeError as error:
+            if name in buffers:
+                error.add_note(
+                    "A buffer that is not trained can stay as it is: "
+                    f"register_buffer({name.rpartition('.')[2]!r}, tensor, persistent=False)."
+                )
+            raise
+    _warn_of_unregistered(net)
     return net
+
+
+def _check_scripted(net: nn.Module) -> None:
+    """Raise ``ValueError`` for scripted modules that would be trained: copies have no leaves."""
+    for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(
+            parameter.requires_grad for parameter in module.parameters()
+        ):
+            what = f"{name!r} of the network" if name else "net"
+            raise ValueError(
+                f"{what} has been scripted or traced by torch.jit, whose copies cannot be trained: "
+                "give the module itself, and script trainer.model() after the fit"
+            )
+
+
+def _warn_of_unregistered(net: nn.Module) -> None:
+    """Warn of modules and parameters in plain lists and dicts, which torch does not look into."""
+    known = {id(parameter) for parameter in net.parameters()}
+    for name, module in net.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            parameters = [
+                parameter
+                for item in items
+                if isinstance(item, nn.Module | nn.Parameter)
+                for parameter in (item.parameters() if isinstance(item, nn.Module) else [item])
+            ]
+            if any(
+                parameter.requires_grad and id(parameter) not in known for parameter in parameters
+            ):
+                path = f"{name}.{attribute}".lstrip(".")
+                kind = type(value).__name__
+                warn_user(
+                    f"{path!r} of the network is a plain {kind}, in which torch finds no "
+                    "parameters, so that they are not trained: make it an nn.ModuleList, "
+                    "nn.ModuleDict or nn.ParameterList; if they are not to be trained, set "
+                    "requires_grad_(False)"
+                )
 
 
 def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = "") -> None:

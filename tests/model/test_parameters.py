@@ -184,10 +184,13 @@ def test_an_array_that_a_damaged_directory_hides_is_an_error(tmp_path):
         params.load(path)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_state_dict_that_torch_saved_is_loaded(tmp_path, nested):
-    state = awkward_net().state_dict()
-    torch.save({"state_dict": state, "epoch": 3} if nested else state, tmp_path / "w.pt")
+@pytest.mark.parametrize("key", [None, "state_dict", "model", "model_state_dict"])
+def test_a_state_dict_that_torch_saved_is_loaded(tmp_path, key):
+    net = awkward_net()
+    state = net.state_dict()
+    optimizer = torch.optim.Adam(net.parameters()).state_dict()
+    content = state if key is None else {key: state, "optimizer": optimizer, "epoch": 3}
+    torch.save(content, tmp_path / "w.pt")
     assert_same_bits(
         params.load(tmp_path / "w.pt"), {name: tensor.numpy() for name, tensor in state.items()}
     )
@@ -199,6 +202,7 @@ def test_a_state_dict_that_torch_saved_is_loaded(tmp_path, nested):
         (nn.Linear(1, 1), "more than tensors"),
         ([torch.ones(2)], "a list"),
         ({"epoch": 3}, ("'epoch' is a int")),
+        ({"model": {"a": torch.ones(1)}, "ema": {"a": torch.ones(1)}}, "'model', 'ema': save one"),
     ],
 )
 def test_other_files_of_torch_are_errors(tmp_path, content, name, raises):
@@ -208,6 +212,21 @@ def test_other_files_of_torch_are_errors(tmp_path, content, name, raises):
     (tmp_path / "w.pth").write_bytes((tmp_path / "w.pth").read_bytes()[:200])
     with pytest.raises(BadFileError, match="damaged"):
         params.load(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("rename", "advice"),
+    [
+        (lambda name: f"module.{name}", "give {name.removeprefix('module.'): array"),
+        (lambda name: name.removeprefix("0."), "give {'0.' + name: array"),
+        (lambda name: name.upper(), "it has ['0.weight', '0.bias']"),
+    ],
+)
+def test_names_with_another_beginning_are_told_it(rename, advice, raises):
+    net = nn.Sequential(nn.Linear(2, 2))
+    given = {rename(name): array for name, array in params.from_module(net).items()}
+    with raises(ValueError, advice):
+        params.load_into(net, given)
 
 
 @pytest.mark.parametrize("name", ["it.safetensors", "it.npz"])

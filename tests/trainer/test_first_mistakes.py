@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from compss_train import (
     BlockedTensor,
@@ -222,6 +223,15 @@ MISTAKES = {
         TypeError,
         r"not read yet: give frame.collect\(\)",
     ),
+    "None as y": (mlp(), "cross_entropy", X, [None] * 60, TypeError, "None 60 times, .*out y"),
+    "numbers that are objects": (
+        *(mlp(), "cross_entropy", pd.DataFrame(X).astype(object), Y, ValueError),
+        r"numbers in '0' as Python objects.*pandas.to_numeric\(frame\['0'\]\)",
+    ),
+    "a collate_fn of three parts": (
+        *(mlp(), "cross_entropy", lambda: in_three_parts(), None, TypeError),
+        r"batch that collate_fn makes is a tuple of 3 parts; .*collate=collate_fn, x=\(0, 1\), y=2",
+    ),
     "DataParallel": (
         nn.DataParallel(mlp()),
         "cross_entropy",
@@ -298,6 +308,63 @@ MISTAKES = {
         ("a tokenizer makes integers"),
     ),
 }
+
+
+def in_three_parts():
+    pairs = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    made = (torch.zeros(20, 6), torch.zeros(20, 6), torch.zeros(20).long())
+    return DataLoader(pairs, batch_size=20, collate_fn=lambda samples: made)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # is deprecated
+@pytest.mark.parametrize(
+    "make", [torch.jit.script, lambda net: nn.Sequential(torch.jit.script(net))]
+)
+def test_a_scripted_network_is_an_error(make):
+    with pytest.raises(
+        ValueError, match=r"scripted or traced by torch.jit.*give the module itself"
+    ):
+        trainer_of(make(nn.Linear(6, 3)))
+
+
+def test_a_sparse_buffer_is_told_how_it_can_stay():
+    net = mlp()
+    net.register_buffer("links", torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match="'links' of the network") as caught:
+        trainer_of(net)
+    assert caught.value.__notes__[0].endswith("('links', tensor, persistent=False).")
+    net.register_buffer("links", torch.eye(3).to_sparse(), persistent=False)
+    trainer_of(net).fit(X, Y, **FIT)
+
+
+class Unregistered(nn.Module):
+    """Keeps parts where torch does not find their parameters."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.net = mlp()
+        self.parts = parts
+        self.known = [self.net]
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([nn.Linear(6, 6)], True),
+        ((nn.ReLU(), nn.Linear(6, 6)), True),
+        ({"first": nn.Parameter(torch.zeros(1))}, True),
+        ([nn.Linear(6, 6).requires_grad_(requires_grad=False)], False),
+        ([nn.ReLU(), 3], False),
+    ],
+    ids=named,
+)
+def test_parts_in_plain_lists_are_told_not_to_be_trained(parts, told):
+    words = f"'parts' of the network is a plain {type(parts).__name__}, .*not trained"
+    with pytest.warns(UserWarning, match=words) if told else contextlib.nullcontext():
+        trainer_of(Unregistered(parts))
 
 
 @pytest.mark.parametrize("name", MISTAKES)
