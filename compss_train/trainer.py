@@ -30,7 +30,12 @@ from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model import parameters as params
-from compss_train.model.class_probabilities import known_probabilities_for, of_arrays
+from compss_train.model.class_probabilities import (
+    ProbabilityKind,
+    kind_of_probabilities,
+    known_probabilities_for,
+    of_arrays,
+)
 from compss_train.model.class_weights import ClassWeight, check_class_weight
 from compss_train.model.counted import Counted
 from compss_train.model.gradients import Gradients
@@ -674,6 +679,20 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         net = copies.copy_network(self._model.built.training_spec.net)
         params.load_into(net, self._model.current(averaged=averaged))
         return net.eval()
+
+    @property
+    def has_average(self) -> bool:
+        """Whether the last fit kept an average of the parameters, with ``Merge(averaging=...)``."""
+        return self._model.averaged is not None
+
+    @property
+    def probability_kind(self) -> ProbabilityKind | None:
+        """What ``predict(probabilities=True)`` returns, as the loss says.
+
+        ``"classes"``: the probabilities of all classes, which sum to 1; ``"binary"``: of class 1,
+        for each output; ``None``: nothing, as the loss is no cross entropy.
+        """
+        return kind_of_probabilities(self._model.built.training_spec.loss)
 
     def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
         """Return a copy of the global parameters, or of their average as in ``model``.

@@ -203,6 +203,7 @@ def predict_arguments(parser: Parser) -> None:
       compss-train predict runs/prices --input new.csv --x rooms,area --output prices.csv
       compss-train predict runs/prices --input new.csv --ids street --output prices.parquet
       compss-train predict runs/pets --input photo.jpg --output classes.csv --classes
+      compss-train predict runs/pets --input photos --output probabilities.csv
     """
     _add_run(parser)
     parser.add_argument(
@@ -211,8 +212,8 @@ def predict_arguments(parser: Parser) -> None:
         required=True,
         metavar="FILE",
         help=(
-            "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; "
-            "quoted patterns"
+            "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images and "
+            "folders of them; quoted patterns"
         ),
     )
     _add_x(parser)
@@ -234,13 +235,25 @@ def predict_arguments(parser: Parser) -> None:
             "(default: file and row)"
         ),
     )
-    parser.add_argument(
+    written = parser.add_mutually_exclusive_group()
+    written.add_argument(
         "--classes",
         action="store_true",
         help=(
             "write the index of each sample's largest output, in tables its class, instead of "
             "the outputs"
         ),
+    )
+    written.add_argument(
+        "--probabilities",
+        action="store_true",
+        help=(
+            "write the probabilities of the classes, in tables beside the class of each sample "
+            "(default in tables if the loss is a cross entropy)"
+        ),
+    )
+    written.add_argument(
+        "--outputs", action="store_true", help="write the outputs of the network (default)"
     )
 
 
@@ -265,6 +278,11 @@ def _add_run(parser: Parser) -> None:
     )
     parser.add_argument(
         "--best", action="store_true", help="use its best checkpoint (default: final parameters)"
+    )
+    parser.add_argument(
+        "--averaged",
+        action="store_true",
+        help="use the average of the parameters, of a run with averaging in [fit.merge]",
     )
     parser.add_argument(
         "--trust",

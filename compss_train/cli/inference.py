@@ -1,7 +1,6 @@
 """``compss-train evaluate`` and ``predict``, and ``load``: use a network that has been trained."""
 
 import argparse
-import csv
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,12 @@ from torch import nn
 from compss_train._utils import strict_json
 from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import fit, run_files
+from compss_train.cli.prediction_tables import table_of, table_of_probabilities, write_table
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset, locations, readers, reading
 from compss_train.data.arrow_columns import import_pyarrow
 from compss_train.data.readers.base import select_keys
+from compss_train.data.readers.images import SUFFIXES as IMAGE_SUFFIXES
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
 from compss_train.model.error_hints import kind_of
@@ -46,21 +47,16 @@ def predict(options: argparse.Namespace) -> int:
     """Write the outputs and print their number."""
     files = [locations.absolute(name) for name in options.input]
     target = options.output.absolute()
-    if target.suffix not in PREDICTION_SUFFIXES:
-        raise ValueError(
-            f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}"
-        )
-    if options.ids is not None and target.suffix not in TABLE_SUFFIXES:
-        suffixes = " and ".join(TABLE_SUFFIXES)
-        raise ValueError(f"--ids {options.ids}: only {suffixes} files have rows that it names")
-    if target.suffix == ".parquet":
-        import_pyarrow()  # or say at once that it is missing
-    check_folder(options.output)
+    _check_output(options)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file, x=options.x)
         identifiers = _identifiers(samples, options.ids)
+        kind = trainer.probability_kind
+        asked_otherwise = options.classes or options.outputs
+        by_default = target.suffix in TABLE_SUFFIXES and kind is not None and not asked_otherwise
+        probabilities = options.probabilities or by_default
         with _rejected_samples("predicted"):
-            output = trainer.predict(samples)
+            output = trainer.predict(samples, probabilities=probabilities)
     if not isinstance(output, np.ndarray):
         raise ValueError(
             f"the outputs are {kind_of(output)}, and a file holds one array: let the "
@@ -73,15 +69,32 @@ def predict(options: argparse.Namespace) -> int:
         if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
             classes = data.classes_of(section).get(str(section.get("y", "y")), ())
-            header, rows = _table_of(output, classes, as_classes=options.classes)
-            name = options.ids or "sample"
-            _write_table(path, name, identifiers, header=header, rows=rows)
+            if probabilities:
+                columns = table_of_probabilities(output, classes, binary=kind == "binary")
+            else:
+                columns = table_of(output, classes, as_classes=options.classes)
+            write_table(path, options.ids or "sample", identifiers, columns=columns)
         elif target.suffix == ".npy":
             np.save(path, output)
         else:
             np.savez(path, output=output)
     print(f"{len(output):,} samples, {output.dtype} {tuple(output.shape)}, in {options.output}")
     return 0
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Raise the errors of ``--output`` and ``--ids``."""
+    suffix = options.output.suffix
+    if suffix not in PREDICTION_SUFFIXES:
+        raise ValueError(
+            f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}"
+        )
+    if options.ids is not None and suffix not in TABLE_SUFFIXES:
+        suffixes = " and ".join(TABLE_SUFFIXES)
+        raise ValueError(f"--ids {options.ids}: only {suffixes} files have rows that it names")
+    if suffix == ".parquet":
+        import_pyarrow()  # or say at once that it is missing
+    check_folder(options.output)
 
 
 def _identifiers(samples: FileDataset, name: str | None) -> list[Any]:
@@ -116,44 +129,6 @@ def _class_numbers(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         )
     numbers: np.ndarray[Any, Any] = output.argmax(axis=1)
     return numbers
-
-
-def _table_of(
-    output: np.ndarray[Any, Any], classes: Sequence[Any], *, as_classes: bool
-) -> tuple[list[str], np.ndarray[Any, Any]]:
-    """Return the header and the rows of outputs, which are numbers of classes if ``as_classes``."""
-    rows = output.reshape(len(output), -1)
-    if as_classes and output.ndim == 1 and classes:
-        unnamed = [f"output {n}" for n in range(len(classes), int(rows.max()) + 1)]
-        return ["class"], np.take([*classes, *unnamed], rows)
-    if len(classes) == rows.shape[1]:
-        return [str(name) for name in classes], rows
-    return [f"output {n}" for n in range(rows.shape[1])], rows
-
-
-def _write_table(
-    path: Path,
-    name: str,
-    identifiers: Sequence[Any],
-    *,
-    header: Sequence[str],
-    rows: np.ndarray[Any, Any],
-) -> None:
-    """Write a row for each sample: what identifies it, in a column called ``name``, and outputs."""
-    if name in header:
-        raise ValueError(
-            f"--ids {name}: a column of the outputs has this name; name another "
-            "column, or write .npy"
-        )
-    if path.suffix == ".parquet":
-        table = import_pyarrow().table([identifiers, *rows.T], names=[name, *header])
-        import_pyarrow("pyarrow.parquet").write_table(table, path)
-        return
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([name, *header])
-        for identifier, row in zip(identifiers, rows.tolist(), strict=True):
-            writer.writerow([identifier, *row])
 
 
 def load(
@@ -199,7 +174,9 @@ def load(
             "folder that compss-train fit wrote on this machine names its network"
         )
     with torch.random.fork_rng(devices=()):  # a run seeds torch before it makes its network
-        options = argparse.Namespace(run=Path(path), settings=(), trust=trust, best=best)
+        options = argparse.Namespace(
+            run=Path(path), settings=(), trust=trust, best=best, averaged=False
+        )
         with _open_run(options) as (_, trainer):
             return trainer.model()
 
@@ -222,7 +199,9 @@ def _open_run(
     with trust.working_directory(file):
         trainer = training.read_trainer(file, errors)
         errors.check(file.path)
-        if not options.best and folder.parameters.exists():
+        if options.averaged and not options.best and folder.averaged.exists():
+            trainer.set_parameters(parameters.load(folder.averaged))
+        elif not options.best and not options.averaged and folder.parameters.exists():
             final = parameters.load(folder.parameters)
             if folder.sha256() not in (None, saved_state.sha256_of(final)):
                 state = folder.state_file.name
@@ -233,6 +212,13 @@ def _open_run(
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "fits continue")  # no fit does
                 trainer.restore(folder.checkpoints, best=options.best)
+            if options.averaged:
+                trainer.set_parameters(trainer.get_parameters(averaged=True))
+        elif options.averaged and folder.parameters.exists():
+            raise run_files.RunFileError(
+                f"--averaged: {folder.path} has no {folder.averaged.name}; a run keeps an average "
+                "with averaging in [fit.merge]"
+            )
         else:
             missing = f"no {folder.checkpoints.name}"
             if not options.best:
@@ -284,6 +270,17 @@ def read_pair(
     return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
 
 
+def _files_of(name: str) -> list[str]:
+    """Return the files of a name or pattern; of a folder of images without classes, the images."""
+    if not os.path.isdir(name):
+        return locations.file_names(name)
+    below = locations.files_below(name)
+    images = [file for file in below if file.lower().endswith(IMAGE_SUFFIXES)]
+    if not images or any("/" in file for file in images):
+        return locations.file_names(name)
+    return [os.path.join(name, file) for file in sorted(images)]
+
+
 def read_samples(
     names: Sequence[str],
     run_file: run_files.RunFile,
@@ -296,7 +293,7 @@ def read_samples(
     A single array is x if no targets are needed. ``x`` names an array, or several columns, in place
     of what ``[data]`` says.
     """
-    files = [file for name in names for file in locations.file_names(name)]
+    files = [file for name in names for file in _files_of(name)]
     section = data.array_names(run_file.section("data"), files[0])
     if x:
         section["x"] = [*x] if len(x) > 1 else x[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,14 @@ from compss_train.model.losses import (
     cross_entropy,
     full_precision,
 )
+from compss_train.model.metrics import (
+    accuracy_for,
+    accuracy_of_logits,
+    accuracy_of_probabilities,
+)
+
+ProbabilityKind = Literal["classes", "binary"]
+"""Whether probabilities are of all classes, and sum to 1, or of class 1."""
 
 
 def of_logits(output: Tensor) -> Tensor:
@@ -91,6 +99,14 @@ def of_arrays(probabilities: Callable[[Tensor], Tensor], outputs: Any) -> Any:
             f"network returns {kind_of(outputs)}"
         )
     return probabilities(torch.from_numpy(outputs)).numpy()
+
+
+def kind_of_probabilities(loss: BatchFunction) -> ProbabilityKind | None:
+    """Return of what the probabilities are that a loss knows; ``None`` if it knows none."""
+    if probabilities_for(loss) is None:
+        return None
+    is_binary = accuracy_for(loss) in (accuracy_of_logits, accuracy_of_probabilities)
+    return "binary" if is_binary else "classes"
 
 
 def as_classes(probabilities: Tensor) -> Tensor:

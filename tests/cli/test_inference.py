@@ -12,6 +12,7 @@ import torch
 import compss_train
 from compss_train import DistributedTrainer, FileDataset, PartialShuffleSampler, write_files
 from compss_train.cli import main
+from compss_train.cli.prediction_tables import table_of_probabilities
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model import parameters
 from tests.cli.user_objects import data, history
@@ -132,19 +133,30 @@ def test_one_image_is_predicted_with_the_classes_of_the_run(run_file, command, t
     command("fit", run_file, settings=["build.transform=import:tests.cli.user_objects:to_float"])
     command("predict", "runs/small", "--input", "pets", "--output", "all.csv")
     (header, *rows) = csv.reader(Path("all.csv").read_text().splitlines())
-    assert header == ["sample", "cat", "dog", "newt"]
+    assert header == ["sample", "class", "cat", "dog", "newt"]
     assert sorted(row[0] for row in rows) == sorted(map(str, (tmp_path / "pets").glob("*/*.png")))
     (known,) = (row for row in rows if row[0].endswith("dog/4.png"))
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    shutil.copy("photo.png", flat / "b.png")
+    shutil.copy(tmp_path / "pets" / "cat" / "3.png", flat / "a.png")
+    (flat / "notes.txt").write_text("no image")
+    command("predict", "runs/small", "--input", "flat", "--output", "flat.csv")
+    (_, *flat_rows) = csv.reader(Path("flat.csv").read_text().splitlines())
+    assert [row[0] for row in flat_rows] == [str(flat / "a.png"), str(flat / "b.png")]
+    assert flat_rows[1][1:] == known[1:]
     shutil.rmtree("pets")
     command("predict", "runs/small", "--input", "photo.png", "other.png", "--output", "two.csv")
     photo = Path("two.csv").read_text().splitlines()[1].split(",")
     assert photo[0] == str(tmp_path / "photo.png")
     rounding = output_error(compss_train.load("runs/small"), np.full((1, 1, 2, 3), 80, np.float32))
-    assert [float(value) for value in photo[1:]] == pytest.approx(
-        [float(value) for value in known[1:]], abs=rounding
-    )
+    assert photo[1] == known[1]
+    probabilities = [float(value) for value in known[2:]]
+    assert [float(value) for value in photo[2:]] == pytest.approx(probabilities, abs=rounding)
+    assert sum(probabilities) == pytest.approx(1, abs=1e-5)
     command("predict", "runs/small", "--input", "photo.png", "--output", "class.csv", "--classes")
-    best = header[1 + int(np.argmax([float(value) for value in known[1:]]))]
+    best = header[2 + int(np.argmax(probabilities))]
+    assert best == known[1]
     assert Path("class.csv").read_text() == f"sample,class\n{tmp_path / 'photo.png'},{best}\n"
     np.save("x.npy", np.zeros((2, 1, 2, 3), np.float32))
     command(
@@ -173,7 +185,7 @@ def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
     else:
         parquet.write_table(table, "new.parquet", row_group_size=7)
     given = ("predict", fitted, "--input", f"new.{suffix}", "--x", "c0,c1,c2,c3,c4,c5")
-    command(*given, "--ids", "id", "--output", "out.parquet")
+    command(*given, "--ids", "id", "--output", "out.parquet", "--outputs")
     command("predict", fitted, "--input", "x.npy", "--output", "out.npy")
     written = parquet.read_table("out.parquet")
     assert written.column_names == ["id", "output 0", "output 1", "output 2"]
@@ -191,6 +203,7 @@ def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
     )
     parquet.write_table(named, "named.parquet")
     same = ("--input", "named.parquet", *given[4:], "--ids", "output 0", "--output", "a.csv")
+    same = (*same, "--outputs")
     assert "a column of the outputs has this name" in command("predict", fitted, *same, code=2).err
     assert "accuracy" in command("evaluate", fitted, "--data", "named.parquet", *given[4:]).out
     assert "has no column 'z'" in command(*given[:-1], "c0,z", "--output", "a.csv", code=2).err
@@ -210,7 +223,7 @@ def test_outputs_are_named_by_classes_that_are_numbers(fitted, command, suffix):
         header = Path("out.csv").read_text().splitlines()[0].split(",")
     else:
         header = pytest.importorskip("pyarrow.parquet").read_table("out.parquet").column_names
-    assert header == ["sample", "3", "5", "8"]
+    assert header == ["sample", "class", "3", "5", "8"]
 
 
 def test_strings_of_a_table_have_the_codes_of_training_or_are_an_error(fitted, command):
@@ -250,7 +263,7 @@ def test_an_argument_of_a_function_may_be_called_classes(run_file, command):
     command("fit", run_file)
     np.save("x.npy", data(4)[0])
     command("predict", "runs/small", "--input", "x.npy", "--output", "out.csv")
-    assert Path("out.csv").read_text().startswith("sample,output 0,output 1,output 2\n")
+    assert Path("out.csv").read_text().startswith("sample,class,class 0,class 1,class 2\n")
 
 
 def test_only_classes_are_named(run_file, command):
@@ -485,3 +498,56 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
         "y": [2, 1, 2, 0, 2],
         "note": [2, 1, 2, 0, 2],
     }
+
+
+def test_tables_have_classes_and_probabilities(fitted, command):
+    np.save("x.npy", data(20)[0])
+    given = ("predict", fitted, "--input", "x.npy", "--output")
+    command(*given, "out.npy")
+    command(*given, "probabilities.npy", "--probabilities")
+    outputs = np.load("out.npy")
+    probabilities = np.load("probabilities.npy")
+    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    expected = shifted / shifted.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    command(*given, "out.csv", settings=["data.classes={y=['no', 'yes', 'may be']}"])
+    (header, *rows) = csv.reader(Path("out.csv").read_text().splitlines())
+    assert header == ["sample", "class", "no", "yes", "may be"]
+    assert [row[1] for row in rows] == [header[2 + number] for number in outputs.argmax(axis=1)]
+    written = [[float(value) for value in row[2:]] for row in rows]
+    np.testing.assert_allclose(written, probabilities, rtol=1e-6)
+    command(*given, "out.csv", "--outputs")
+    (header, *rows) = csv.reader(Path("out.csv").read_text().splitlines())
+    assert header == ["sample", "output 0", "output 1", "output 2"]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_probabilities_of_a_binary_cross_entropy(outputs):
+    probabilities = np.random.default_rng(0).random((5, outputs)).astype(np.float32)
+    table = table_of_probabilities(probabilities, ("no", "yes"), binary=True)
+    if outputs == 3:  # labels, of which a sample may have several
+        assert [*table] == ["class 0", "class 1", "class 2"]
+        return
+    assert [*table] == ["class", "yes"]
+    assert [*table["class"]] == ["yes" if p > 0.5 else "no" for p in probabilities[:, 0]]
+
+
+def test_averages_are_used_if_the_run_kept_one(run_file, command):
+    np.save("x.npy", data(4)[0])
+    given = ("predict", "runs/small", "--input", "x.npy", "--output")
+    command("fit", run_file)
+    assert "kept no average" in command(*given, "a.npy", "--averaged", code=2).err
+    shutil.rmtree("runs")
+    text = run_file.read_text().replace("[fit]", '[fit]\nmerge = { averaging = "ema" }')
+    run_file.write_text(text)
+    command("fit", run_file)
+    command(*given, "last.npy")
+    command(*given, "average.npy", "--averaged")
+    average = compss_train.load("runs/small/averaged.safetensors", mlp())
+    with torch.no_grad():
+        expected = average(torch.from_numpy(data(4)[0])).numpy()
+    np.testing.assert_allclose(np.load("average.npy"), expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(np.load("last.npy"), expected, atol=1e-5)
+    assert (
+        command("evaluate", "runs/small", "--averaged").out != command("evaluate", "runs/small").out
+    )

@@ -219,6 +219,8 @@ class RunFolder:
         """The history as JSON lines, one a round."""
         self.parameters = path / "parameters.safetensors"
         """The final parameters; after an interrupted fit, those of the last complete round."""
+        self.averaged = path / "averaged.safetensors"
+        """Their average, of a fit with ``Merge(averaging=...)``."""
         self.checkpoints = path / "checkpoints"
         """The folder of checkpoints."""
         self.report = path / "report.html"
@@ -280,7 +282,7 @@ class RunFolder:
     def existing_files(self) -> list[Path]:
         """Return the files and folders that exist."""
         paths = (
-            *(self.parameters, self.history, self.csv, self.report, self.profile),
+            *(self.parameters, self.averaged, self.history, self.csv, self.report, self.profile),
             *(self.run_file, self.configuration, self.state_file),
             *(self.checkpoints, self.tensorboard),
         )

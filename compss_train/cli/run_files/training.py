@@ -281,6 +281,8 @@ def _save_results(folder: RunFolder, trainer: DistributedTrainer, status: str) -
     sha256 = None
     if trainer.history:
         sha256 = parameters.save(folder.parameters, trainer.get_parameters())
+        if trainer.has_average:
+            parameters.save(folder.averaged, trainer.get_parameters(averaged=True))
     folder.write_state(status, sha256)
 
 
@@ -333,6 +335,7 @@ class _RunFiles(callbacks.JsonLines):
         super().on_fit_start(trainer, total_samples)
         files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
         folder.parameters.unlink(missing_ok=True)
+        folder.averaged.unlink(missing_ok=True)
         trainer.history.save(folder.history)
         folder.write_state(run_files.RUNNING)
         self.started = True
