@@ -118,6 +118,74 @@ def test_steps_and_losses_are_means_over_the_targets_that_count(task, batch_size
             np.testing.assert_allclose(array, stepped[name], rtol=ROUNDING, atol=ROUNDING)
 
 
+@settings(max_examples=25)
+@given(task=tasks(), batch_size=st.integers(1, SAMPLES), accumulate=st.integers(1, SAMPLES))
+def test_steps_of_accumulated_batches_are_of_their_mean(task, batch_size, accumulate):
+    """Each step is that of one batch with all samples of the accumulated ones."""
+    x, y, weights = task
+    torch.manual_seed(0)
+    net = Tagger()
+    batches = np.array_split(np.arange(SAMPLES), -(-SAMPLES // batch_size))
+    looped = copy.deepcopy(net).double()
+    for first in range(0, len(batches), accumulate):
+        rows = np.concatenate(batches[first : first + accumulate])
+        of_rows = None if weights is None else weights[rows]
+        counts = (y[rows] != IGNORED) * (1 if of_rows is None else of_rows[:, None])
+        if counts.any():
+            _, stepped = expected(looped, x[rows], y[rows], of_rows)
+            looped.load_state_dict(stepped)
+    with DistributedTrainer(num_workers=1, engine="serial", seed=0) as trainer:
+        trainer.build(
+            net,
+            {"optimizer": "sgd", "lr": RATE},
+            "cross_entropy",
+            gradients=Gradients(accumulate=accumulate),
+        )
+        trainer.fit(
+            x,
+            y,
+            num_epochs=1,
+            batch_size=batch_size,
+            sample_weight=weights,
+            shuffle=None,
+            shuffle_block_data=False,
+            progress=False,
+        )
+        for name, array in trainer.get_parameters().items():
+            np.testing.assert_allclose(
+                array, looped.state_dict()[name], rtol=10 * ROUNDING, atol=10 * ROUNDING
+            )
+
+
+@settings(max_examples=15)
+@given(
+    repetitions=st.lists(st.integers(0, 3), min_size=SAMPLES - 1, max_size=SAMPLES - 1),
+    workers=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+)
+def test_a_sample_of_weight_2_is_one_that_occurs_twice(repetitions, workers, seed):
+    generator = np.random.default_rng(seed)
+    weights = np.array([*repetitions, 1])
+    x = generator.normal(size=(SAMPLES, LENGTH, 2)).astype(np.float32)
+    y = generator.integers(0, CLASSES, (SAMPLES, LENGTH))
+    torch.manual_seed(0)
+    net = Tagger()
+    fits = []
+    for samples, of_samples in (
+        ((x, y), weights),
+        ((x.repeat(weights, 0), y.repeat(weights, 0)), None),
+    ):
+        with DistributedTrainer(num_workers=workers, engine="serial", seed=0) as trainer:
+            trainer.build(net, {"optimizer": "sgd", "lr": RATE}, "cross_entropy")
+            options = {"sample_weight": of_samples, "batch_size": 100, "progress": False}
+            trainer.fit(*samples, num_epochs=1, **options)
+            fits.append((trainer.get_parameters(), trainer.history[0]["loss"]))
+    (weighted, loss), (repeated, expected_loss) = fits
+    assert loss == pytest.approx(expected_loss, rel=ROUNDING)
+    for name, array in weighted.items():
+        np.testing.assert_allclose(array, repeated[name], rtol=ROUNDING, atol=ROUNDING)
+
+
 @settings(max_examples=15)
 @given(task=tasks(), batch_size=st.sampled_from([1, 5, 12]), workers=st.sampled_from([1, 3]))
 def test_evaluations_are_means_over_the_targets_that_count(task, batch_size, workers):

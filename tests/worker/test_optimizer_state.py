@@ -7,13 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
 
 LAYERS = ("first", "second", "head")
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1] * X[:, 3:]
 ADAM = {"optimizer": "adam", "lr": 0.02}
+MERGES = [
+    Merge(),
+    Merge(optimizer_state="average"),
+    Merge(outer_optimizer={"optimizer": "adam", "lr": 0.1}),
+    Merge(averaging=0.5, averaging_unit="steps"),
+]
 LBFGS = {"optimizer": torch.optim.LBFGS, "lr": 0.3, "max_iter": 2}
 
 
@@ -44,12 +50,13 @@ def fitted(trainer, epochs, **options):
 
 @pytest.mark.parametrize("order", [*permutations(LAYERS)], ids=str)
 @pytest.mark.parametrize("groups", [{}, {"groups": {"first": {"lr": 0.001}}}], ids=str)
-def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, order, groups):
+@pytest.mark.parametrize("merge", MERGES, ids=repr)
+def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, order, groups, merge):
     optimizer = {**ADAM, **groups}
-    whole = fitted(trainer_of(optimizer), 3)
+    whole = fitted(trainer_of(optimizer), 3, merge=merge)
     checkpoint = Checkpoint(tmp_path)
-    fitted(trainer_of(optimizer), 2, callbacks=[checkpoint])
-    resumed = fitted(trainer_of(optimizer, order), 3, resume=tmp_path)
+    fitted(trainer_of(optimizer), 2, callbacks=[checkpoint], merge=merge)
+    resumed = fitted(trainer_of(optimizer, order), 3, resume=tmp_path, merge=merge)
     assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
 
 
