@@ -42,7 +42,7 @@ SENDERS = {"simulate": None, "inputs": (), "senders": 1, **ADDRESS}
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])
-@pytest.mark.parametrize("name", ["record_every", "checkpoint_every", "timeout"])
+@pytest.mark.parametrize("name", ["record_every", "checkpoint_every", "timeout", "senders_timeout"])
 def test_seconds_must_be_positive_numbers(name, value):
     with pytest.raises(ValueError, match=f"{name}=.*: give a number of seconds above 0"):
         options(**{name: value})
