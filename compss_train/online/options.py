@@ -55,6 +55,12 @@ class Simulations:
         warning; after a ``NameError``, ``TypeError`` and other mistakes of a program at once.
     timeout:
         Maximum seconds between two samples of a simulation; ``None`` (default) for no limit.
+    steps:
+        Number of time steps of a complete simulation, or a function of its input that returns it:
+        a simulation that ends with fewer has failed, as if it had raised an exception, and so has
+        one with more, which does not run again. A step is what a ``Solver`` sends, or a sample that
+        a function yields. ``None`` (default) if that is not known: of solvers whose numbers differ
+        a warning has both.
     pairing:
         For a SimPairedReservoir: a function that makes (x, y) from two batches of ``TimeStep``, the
         earlier and the later ones.
@@ -79,6 +85,7 @@ class Simulations:
     count: int = 1
     retries: int = 2
     timeout: float | None = None
+    steps: int | Callable[[Any], int] | None = None
     pairing: Pairing | None = None
     lockstep: bool = False
     senders: int = 0
@@ -98,6 +105,8 @@ class Simulations:
             seconds = getattr(self, name)
             if seconds is not None:
                 check_seconds(name, seconds)
+        if self.steps is not None and not callable(self.steps):
+            check_count("steps", self.steps)
         check_choice("lockstep", self.lockstep, (True, False))
         self._check_simulate()
         self._check_senders()
@@ -117,6 +126,16 @@ class Simulations:
     def given_inputs(self) -> Iterable[Any]:
         """The inputs, unless a sampler chooses them; none if only other programs send."""
         return iter(()) if isinstance(self.inputs, InputSampler) else self.inputs
+
+    def steps_of(self, value: Any) -> int | None:
+        """Return the number of steps of the simulation of an input, if that is known.
+
+        Raises ``ValueError`` if the function returns none.
+        """
+        if self.steps is None:
+            return None
+        steps = self.steps(value) if callable(self.steps) else self.steps
+        return check_count("steps", steps)
 
     @property
     def resources(self) -> Resources:

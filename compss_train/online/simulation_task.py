@@ -21,7 +21,7 @@ from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address
 from compss_train.online.guard import descendants
-from compss_train.online.solver import SteppedX
+from compss_train.online.solver import Solver, SteppedX
 from compss_train.online.solver_process import NotStartedError
 from compss_train.online.source_messages import Interrupted, SimulationFailed, TimedOut
 from compss_train.online.stream import Sample, Stream, as_sample
@@ -48,12 +48,18 @@ _GRACE = 2.0
 
 
 def simulate_and_send(
-    simulate: bytes, value: bytes, number: int, coordinator: Address, timeout: float | None
+    simulate: bytes,
+    value: bytes,
+    number: int,
+    coordinator: Address,
+    timeout: float | None,
+    steps: int | None,
 ) -> None:
     """Run a simulation and report its outcome, also its exceptions, to the coordinator.
 
     ``simulate`` and its input are pickled, so that errors of unpickling are also reported.
-    ``timeout`` is the maximum number of seconds per sample; after it the process ends. Returns
+    ``timeout`` is the maximum number of seconds per sample; after it the process ends. Without
+    exactly so many ``steps``, unless ``None``, the simulation has failed. Returns
     immediately if the coordinator is gone or does not accept the simulation.
     """
     greeting = {"role": "simulation", "number": number}
@@ -63,8 +69,8 @@ def simulate_and_send(
         try:
             stream.open()
             with Watchdog(stream, timeout) as watchdog:
-                _send_all(simulate, value, stream, watchdog=watchdog)
-            stream.finish()
+                sent = _send_all(simulate, value, stream, watchdog=watchdog, steps=steps)
+            stream.finish(sent)
         except SamplesLostError as error:
             stream.notify(Interrupted(str(error)))
         except BaseException as error:  # also SystemExit of a solver
@@ -100,30 +106,50 @@ def _interrupt(reason: str) -> None:
     raise SamplesLostError(reason)
 
 
-def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog") -> None:
-    """Send all samples; the watchdog times their computation, not the wait until they are sent."""
+class IncompleteError(Exception):
+    """A simulation has ended before its last step."""
+
+
+def _send_all(
+    simulate: bytes, value: bytes, stream: Stream, *, watchdog: "Watchdog", steps: int | None
+) -> int:
+    """Send all samples; return the number of time steps, of which some may make no sample.
+
+    The watchdog times their computation, not the wait until they are sent. Raises
+    ``IncompleteError`` for fewer than ``steps``, unless that is ``None``, and ``ValueError`` for
+    more.
+    """
     with watchdog.computing(IMPORT_SECONDS):
         function = pickle.loads(simulate)
         argument = pickle.loads(value)
     with watchdog.computing():
-        returned = function(argument)
+        is_solver = isinstance(function, Solver)
+        returned = function.run(argument, steps) if is_solver else function(argument)
         if not _yields_samples(returned):
             raise TypeError(
                 f"the simulation returned {type(returned).__name__}; write `yield x, y` for each "
                 "sample"
             )
         samples = iter(returned)
+    sent = 0
     try:
         while True:
             with watchdog.computing():
                 sample = next(samples, _END)
             if sample is _END:
-                return
-            stream.send(*_parse(sample, stream))
+                break
+            if sent == steps:
+                raise ValueError(f"the simulation has more than the {steps} steps of steps=")
+            if sample is not None or not is_solver:
+                stream.send(*_parse(sample, stream))
+            sent += 1
     finally:
         if hasattr(samples, "close"):  # a generator, which may have to clean up
             with watchdog.computing():
                 samples.close()
+    if steps is not None and sent < steps:
+        raise IncompleteError(f"it ended after {sent} of {steps} steps")
+    return sent
 
 
 def _yields_samples(returned: Any) -> bool:

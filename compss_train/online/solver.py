@@ -2,8 +2,8 @@
 
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -114,6 +114,17 @@ class Solver:
         Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and
         ``ValueError`` if the command does not fit the input.
         """
+        with closing(self.run(value)) as samples:
+            for sample in samples:
+                if sample is not None:
+                    yield sample
+
+    def run(self, value: Any, steps: int | None = None) -> Generator[Any]:
+        """Yield the same, and ``None`` for a time step that ``sample`` leaves out.
+
+        Raises ``ChildProcessError`` also if the executable sends fewer than ``steps`` time steps,
+        unless that is ``None``.
+        """
         command = self.arguments(value)
         environment = dict(self.environment or {})
         may_leave_node = _may_leave_this_node({**os.environ, **environment})
@@ -121,10 +132,13 @@ class Solver:
             listener = stack.enter_context(SolverListener(tcp=may_leave_node))
             environment[VARIABLE] = listener.address
             process = stack.enter_context(SolverProcess(command, environment, self.folder))
+            sent = 0
             for step, fields in enumerate(_steps(listener, process)):
                 sample = self.sample(value, step, fields)
-                if sample is not None:
-                    yield _checked(sample, step, process)
+                yield None if sample is None else _checked(sample, step, process)
+                sent += 1
+            if steps is not None and sent < steps:
+                raise process.failure(f"ended after {sent} of {steps} time steps")
 
 
 def _check_texts(option: str, texts: Iterable[Any], advice: str) -> None:

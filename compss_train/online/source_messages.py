@@ -18,6 +18,8 @@ class Finished:
 
     finished: int
     """Their number."""
+    steps: int | None = None
+    """The number of time steps of a simulation; samples are made of some of them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def parse_simulation_message(header: Header) -> SimulationMessage:
     with parsing():
         match header:
             case {"finished": _}:
-                return Finished(number_in(header, "finished"))
+                steps = number_in(header, "steps") if "steps" in header else None
+                return Finished(number_in(header, "finished"), steps)
             case {"interrupted": reason}:
                 return Interrupted(shortened(str(reason)))
             case {"timeout": seconds}:

@@ -287,10 +287,10 @@ class Stream(Closable):
         while "ended" not in self._receive(worker):
             pass
 
-    def finish(self) -> None:
-        """Flush, and report the number of samples to the coordinator."""
+    def finish(self, steps: int | None = None) -> None:
+        """Flush, and report the number of samples to the coordinator; of a simulation its steps."""
         self.flush()
-        self.notify(Finished(self.sent))
+        self.notify(Finished(self.sent, steps))
 
     def notify(self, message: SimulationMessage | SenderMessage) -> None:
         """Send a message to the coordinator."""

@@ -104,3 +104,21 @@ def test_cores_are_those_of_the_solver():
 
     assert resources(solver(["./heat", "{}"], cpus=3)) == Resources(cpus=3, own_process=True)
     assert resources(counted(1)) == Resources(own_process=True)
+
+
+EARLY = {"early": 3, "fine": STEPS}
+"""How many time steps a solver sends by what its input says."""
+
+
+def test_a_solver_that_ends_early_with_status_0_has_failed_if_its_steps_are_known(local):
+    values = [{"what": "fine", "number": 0, "flag": ""}, {"what": "early", "number": 1, "flag": ""}]
+    with pytest.warns(UserWarning, match=f"ended after 3 of {STEPS} time steps"):
+        trainer, trained = fit_and_count(
+            local, CountingNet(12), faulty(12), values, steps=STEPS, retries=1
+        )
+    assert trained == [1] * 9 + [0] * 3
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
+    trainer, _ = fit_and_count(
+        local, CountingNet(12), faulty(12), values, steps=lambda value: EARLY[value["what"]]
+    )
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}

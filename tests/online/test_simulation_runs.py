@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import Simulations
+from compss_train import Simulations, Solver
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online.inputs import Inputs
@@ -28,7 +28,9 @@ def simulate(_):
 class Runs:
     """Simulations without processes: tests say what their tasks send."""
 
-    def __init__(self, inputs, retries=2, count=1, checkpoint_every=60.0):
+    def __init__(
+        self, inputs, retries=2, count=1, checkpoint_every=60.0, simulate=simulate, **options
+    ):
         self.lost = []
         self.ended = []
         self.tasks = []
@@ -47,7 +49,7 @@ class Runs:
             unregister=lambda client: self.lost,
         )
         self.runs = SimulationRuns(
-            Simulations(simulate, inputs, count=count, retries=retries),
+            Simulations(simulate, inputs, count=count, retries=retries, **options),
             Inputs(inputs),
             engine,
             count=count,
@@ -234,3 +236,29 @@ def test_a_sample_that_does_not_fit_is_the_error():
         match=r"^simulation 0 of input 0 yielded what does not fit: two, not three$",
     ):
         runs.send(runs.running[0][0], {**AT_A_LINE, "rejected": "two, not three"})
+
+
+@pytest.mark.parametrize("steps", [None, lambda value: 5 + value])
+def test_solvers_that_differ_in_their_steps_are_warned_of_once(steps):
+    run = Runs(range(4), simulate=Solver(["./heat", "{}"], len), steps=steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in (5, 5, 7, 8):
+            run.send(run.running[0][0], {"finished": 3, "steps": number})
+            run.start()
+    words = [str(warning.message) for warning in caught]
+    if steps is None:
+        [warned] = words
+        assert warned.startswith(
+            "simulation 2 of input 2 has ended after 7 time steps, and simulation 0 of input 0 "
+            "after 5: if one of them is not complete, give Simulations(..., steps=)"
+        )
+    else:
+        assert words == []
+
+
+def test_a_function_may_yield_as_many_samples_as_it_likes():
+    run = Runs(range(2))
+    for number in (5, 7):
+        run.send(run.running[0][0], {"finished": number, "steps": number})
+        run.start()

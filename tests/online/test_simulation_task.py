@@ -15,9 +15,16 @@ from tests.online.stub_fits import stub_fit
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 
-def run(running, simulate, value=None, number=0, limit=None):
+def run(running, simulate, value=None, number=0, limit=None, steps=None):
     picked = simulate if isinstance(simulate, bytes) else cloudpickle.dumps(simulate)
-    simulate_and_send(picked, cloudpickle.dumps(value), number, running.coordinator.address, limit)
+    simulate_and_send(
+        picked,
+        cloudpickle.dumps(value),
+        number=number,
+        coordinator=running.coordinator.address,
+        timeout=limit,
+        steps=steps,
+    )
 
 
 def test_a_simulation_sends_all_samples_and_reports_their_number():
@@ -33,6 +40,30 @@ def test_x_alone_may_have_its_step():
     with stub_fit() as running:
         run(running, lambda _: (SteppedX(step, np.float32([step])) for step in (1, 3, 5)), number=2)
         assert running.workers[0].buffer.get_batch(3)[NUMBERS].tolist() == [[2, 1], [2, 3], [2, 5]]
+
+
+def three_samples(_):
+    return ((np.float32([step]),) for step in range(3))
+
+
+@pytest.mark.parametrize(
+    ("steps", "sent", "reason", "repeats"),
+    [
+        (3, 3, None, None),
+        (4, 3, "IncompleteError: it ended after 3 of 4 steps", False),
+        (2, 2, "ValueError: the simulation has more than the 2 steps of steps=", True),
+    ],
+    ids=["as many", "fewer", "more"],
+)
+def test_a_simulation_with_another_number_of_steps_has_failed(steps, sent, reason, repeats):
+    with stub_fit() as running:
+        run(running, three_samples, steps=steps)
+        if reason is None:
+            assert running.coordinator.wait_for("steps") == [3]
+        else:
+            assert running.coordinator.wait_for("failed") == [reason]
+            assert running.coordinator.wait_for("repeats") == [repeats]
+        assert running.workers[0].buffer.samples_put == sent
 
 
 def raise_after_two(error):

@@ -53,6 +53,8 @@ int main(int argc, char **argv)
                 raise(SIGSEGV);
             if (is(what, "exits"))
                 exit(3);
+            if (is(what, "early"))
+                break;
             if (is(what, "leaves"))
                 exit(0);
             if (is(what, "length"))
