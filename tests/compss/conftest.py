@@ -15,6 +15,13 @@ from tests.helpers.processes import ROOT
 
 INSIDE = Path(__file__).parent / "inside"
 
+LIMIT = 400.0
+"""Seconds after which an application hangs: it takes 10 s, and 100 s where others use the cores."""
+START = 200.0
+"""Seconds in which an application has begun to train."""
+OF_THREE = 1300
+"""Seconds of a test that runs three applications, or the tests of many modules in one."""
+
 
 @dataclass(frozen=True)
 class Done:
@@ -96,7 +103,7 @@ def run(launch: Launch) -> Callable[..., Done]:
     """Run an application to its end."""
 
     def run_it(
-        app: str | Path, *args: object, seconds: float = 100, flags: tuple[str, ...] = ()
+        app: str | Path, *args: object, seconds: float = LIMIT, flags: tuple[str, ...] = ()
     ) -> Done:
         return launch(app, *args, flags=flags).wait(seconds)
 

@@ -6,7 +6,10 @@ import pytest
 
 from compss_train.cli import main
 from compss_train.model import parameters
+from tests.compss.conftest import OF_THREE
 from tests.helpers.models import assert_same_bits
+
+pytestmark = pytest.mark.timeout(OF_THREE)
 
 SCRIPT = """
 import sys

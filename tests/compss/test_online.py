@@ -6,21 +6,23 @@ import signal
 import pytest
 
 from compss_train.training.checkpoints import read_latest_checkpoint
+from tests.compss.conftest import OF_THREE, START
 from tests.helpers.waiting import wait_until
 from tests.online.simulations import read_count, sample_counts
 from tests.online.solvers.compiled import compiled
 from tests.online.test_resuming import complete_ones
 
+pytestmark = pytest.mark.timeout(OF_THREE)
 
-def result(run, mode, folder, seconds=110, **options):
-    done = run("online.py", mode, folder, folder / "result.json", seconds=seconds, **options)
+
+def result(run, mode, folder, **options):
+    done = run("online.py", mode, folder, folder / "result.json", **options)
     assert done.returncode == 0, done.output
     outcome = json.loads((folder / "result.json").read_text())
     assert outcome["engine"] == "compss"
     return outcome
 
 
-@pytest.mark.timeout(120)
 def test_two_workers_on_two_nodes_train_each_sample_once(run, tmp_path):
     outcome = result(run, "two", tmp_path, flags=("--nodes=2", "--units=2"))
     assert set(outcome["counts"]) == {1}
@@ -30,7 +32,6 @@ def test_two_workers_on_two_nodes_train_each_sample_once(run, tmp_path):
     )  # each worker's share of one half, blocks of 60
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_simulation_and_a_killed_worker_lose_no_sample(run, tmp_path):
     outcome = result(run, "die", tmp_path)
     assert (tmp_path / "simulation").exists()
@@ -42,7 +43,6 @@ def test_a_killed_simulation_and_a_killed_worker_lose_no_sample(run, tmp_path):
 
 
 @pytest.mark.slow  # another application of COMPSs
-@pytest.mark.timeout(120)
 def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(run, tmp_path, monkeypatch):
     monkeypatch.setenv("SOLVER", compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",)))
     outcome = result(run, "solver", tmp_path, flags=("--units=3",))
@@ -52,7 +52,6 @@ def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(run, tmp
     assert "simulation 0 of input 0 failed: ChildProcessError: mpirun" in warned
 
 
-@pytest.mark.timeout(240)
 def test_a_study_goes_on_in_another_application(run, tmp_path):
     first = result(run, "first", tmp_path)
     assert 0 < sum(first["counts"]) < len(first["counts"])
@@ -62,7 +61,6 @@ def test_a_study_goes_on_in_another_application(run, tmp_path):
 
 
 @pytest.mark.slow  # two applications, and a node that COMPSs starts again
-@pytest.mark.timeout(600)
 def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(run, tmp_path):
     """What the save has is neither simulated nor trained again. The last simulation waits for the
     loss.
@@ -78,7 +76,7 @@ def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(run, tmp_path):
     assert any(before)
     for path in tmp_path.glob("worker-*"):
         path.unlink()
-    outcome = result(run, "lose", tmp_path, flags=flags, seconds=400)
+    outcome = result(run, "lose", tmp_path, flags=flags)
     assert (tmp_path / "lost").exists()
     assert min(outcome["counts"]) >= 1
     assert {now for now, then in zip(outcome["counts"], before, strict=True) if then} == {1}
@@ -88,8 +86,8 @@ def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(run, tmp_path):
 
 def test_ctrl_c_ends_simulations_and_workers(launch, tmp_path):
     application = launch("online.py", "wait", tmp_path, tmp_path / "result.json")
-    wait_until((tmp_path / "flag").exists, 60)
+    wait_until((tmp_path / "flag").exists, START)
     application.process.send_signal(signal.SIGINT)
-    done = application.wait(30)
+    done = application.wait(100)
     assert done.returncode == 130, done.output
     assert "trained to the end" not in done.output

@@ -218,6 +218,11 @@ class CompssEngine(Engine):
         self._check_open()
         return []
 
+    @property
+    def merging_places(self) -> int:
+        """The number of nodes: COMPSs's scheduler spreads the tasks of parts over them."""
+        return max(1, len(self._nodes))
+
     def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         check_room(

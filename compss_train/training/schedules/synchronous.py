@@ -28,7 +28,7 @@ from compss_train.worker.merging.rules import Gathering, Reducing
 from compss_train.worker.train import training
 
 LEAST_PART_BYTES = 2**20
-"""Smaller parts cost more as tasks and objects than merging them apart gains."""
+"""Smaller parts cost more as tasks than merging them apart gains."""
 
 
 class SynchronousSchedule(MergeSchedule):
@@ -58,7 +58,8 @@ class SynchronousSchedule(MergeSchedule):
         """Return as many parts as the engine merges at a time, if they are large enough."""
         nbytes = sum(array.nbytes for array in parameters.values())
         stages = self.stages
-        number = min(self.engine.merging_places, max(1, nbytes // LEAST_PART_BYTES))
+        part_bytes = max(LEAST_PART_BYTES, self.engine.traits.object_bytes)
+        number = min(self.engine.merging_places, max(1, nbytes // part_bytes))
         optimizer = stages.optimizer
         if not stages.rule.by_element or (optimizer is not None and not steps_by_weight(optimizer)):
             number = 1
