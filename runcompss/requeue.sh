@@ -17,7 +17,14 @@ if [ -z "${COMPSS_TRAIN_SUPERVISED:-}" ]; then
     logs=${logs:-$HOME}/.COMPSs/$SLURM_JOB_ID
     if [ -d "$logs" ]; then mv "$logs" "$logs.$((SLURM_RESTART_COUNT - 1))"; fi
 
-    trap 'pkill -TERM --oldest --session 0 --full pycompss/runtime/launch.py || true' TERM
+    # A warning may come before COMPSs has started the program.
+    warn() {
+        until pkill -TERM --oldest --session 0 --full pycompss/runtime/launch.py; do
+            kill -0 "$job_script" 2>/dev/null || break
+            sleep 0.5
+        done
+    }
+    trap warn TERM
     "$BASH" -e "$0" &
     job_script=$!
     code=0

@@ -76,18 +76,20 @@ def test_two_slurm_nodes_train_the_bits_of_one_process(cluster):
     assert set(re.findall(r"JOB_RESULT.*?file:///\S*/(node\d)/", log)) == {"node1", "node2"}
 
 
-@pytest.mark.timeout(500)
-def test_a_job_that_slurm_warns_is_queued_again_and_resumes(cluster):
-    folder = cluster.folder / "resumed"
-    # In round 3 the job's own batch shell gets the signal that SLURM sends when the time is nearly
-    # up.
-    job = cluster.submit(
-        "resumed.py", folder, 3, "batch", flags=("--requeue=1", f"--pythonpath={ROOT}")
-    )
-    cluster.await_restart(job)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("signal", "minutes"), [("batch", 5), pytest.param("limit", 4, marks=pytest.mark.slow)]
+)
+def test_a_job_that_slurm_warns_is_queued_again_and_resumes(cluster, signal, minutes):
+    """In round 3 its batch shell gets SLURM's signal, from ``scancel`` or as the time is up."""
+    folder = cluster.folder / f"resumed-{signal}"
+    flags = ("--requeue=1", f"--exec_time={minutes}", f"--pythonpath={ROOT}")
+    job = cluster.submit("resumed.py", folder, 3, signal, flags=flags)
+    cluster.await_restart(job, seconds=400)
     assert "fit interrupted by SIGTERM; last complete round: 3" in cluster.output(job)
     assert cluster.wait(job, DONE) == "COMPLETED", cluster.output(job)
     assert "round-000003 on compss" in cluster.output(job)
     assert_same_bits(
-        parameters.load(folder / "trained.npz"), fit(cluster.folder / "apart", "serial", [])[0]
+        parameters.load(folder / "trained.npz"),
+        fit(cluster.folder / f"apart-{signal}", "serial", [])[0],
     )

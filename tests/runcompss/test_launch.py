@@ -234,19 +234,26 @@ exit {code}
 """
 
 
+def fake_scontrol(folder):
+    """Add SLURM's program; return the file to which it writes what is queued again."""
+    requeued = folder / "requeued"
+    program = folder / "scontrol"
+    program.write_text(
+        f'#!/bin/sh\nif [ "$1" = requeue ]; then echo "$@" >{requeued}; fi\necho JobState=RUNNING\n'
+    )
+    program.chmod(0o755)
+    return requeued
+
+
 @pytest.mark.parametrize(
-    ("code", "restarts", "requeued"),
+    ("code", "restarts", "again"),
     [(0, 0, False), (1, 0, False), (143, 0, True), (75, 1, True), (75, 2, False)],
 )
-def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, requeued):
+def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, again):
     job = tmp_path / "job.sh"
     logs = tmp_path / ".COMPSs" / "7"
     job.write_text(JOB_SCRIPT.format(scripts=SCRIPTS, folder=tmp_path, code=code))
-    (tmp_path / "scontrol").write_text(
-        f'#!/bin/sh\nif [ "$1" = requeue ]; then echo "$@" >{tmp_path}/requeued; fi\n'
-        "echo JobState=RUNNING\n"
-    )
-    (tmp_path / "scontrol").chmod(0o755)
+    requeued = fake_scontrol(tmp_path)
     if restarts:
         logs.mkdir(parents=True)
     variables = {"SLURM_JOB_ID": "7", "COMPSS_TRAIN_REQUEUES": "2"}
@@ -259,7 +266,32 @@ def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, reque
     )
     assert done.returncode == code
     assert (tmp_path / "ran").exists()
-    assert (tmp_path / "requeued").exists() == requeued
-    assert not requeued or (tmp_path / "requeued").read_text() == "requeue 7\n"
+    assert requeued.exists() == again
+    assert not again or requeued.read_text() == "requeue 7\n"
     assert not logs.exists()
     assert not restarts or logs.with_name(f"7.{restarts - 1}").exists()
+
+
+WARNED_EARLY = """#!/bin/bash -e
+source {scripts}/requeue.sh
+kill -TERM $PPID
+sleep 1
+code=0
+bash -c 'exec -a pycompss/runtime/launch.py sleep 100' || code=$?
+exit $code
+"""
+
+
+def test_a_job_that_is_warned_before_its_program_starts_is_queued_again(tmp_path):
+    job = tmp_path / "job.sh"
+    job.write_text(WARNED_EARLY.format(scripts=SCRIPTS))
+    requeued = fake_scontrol(tmp_path)
+    variables = {"SLURM_JOB_ID": "7", "COMPSS_TRAIN_REQUEUES": "2"}
+    done = subprocess.run(
+        ["bash", "-e", job],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), **variables},
+        timeout=200,
+        start_new_session=True,  # the script looks for the program in its session
+    )
+    assert done.returncode == 143
+    assert requeued.read_text() == "requeue 7\n"

@@ -3,7 +3,7 @@
 The signal ends it in that round.
 
 SIGNAL is a number, or ``batch``, by which the first run of a SLURM job sends SIGTERM to its job
-script.
+script, or ``limit``, by which it waits until SLURM does so because the time is nearly up.
 """
 
 import os
@@ -28,13 +28,14 @@ class SendSignal(Callback):
     def on_round_end(self, trainer, record):
         if record["round"] != self.number:
             return
+        if self.signal.isdecimal():
+            os.kill(os.getpid(), int(self.signal))
+            return
         if self.signal == "batch":
             subprocess.run(
                 ["scancel", "--batch", "--signal=TERM", os.environ["SLURM_JOB_ID"]], check=True
             )
-            wait_until(lambda: trainer.stopping is not None, 60)  # the script passes it on
-        else:
-            os.kill(os.getpid(), int(self.signal))
+        wait_until(lambda: trainer.stopping is not None, 300)  # the script passes it on
 
 
 def fit(folder: Path, engine, callbacks, **options):
