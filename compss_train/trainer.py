@@ -28,7 +28,7 @@ from compss_train.data import FileDataset
 from compss_train.data.locations import is_remote
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
-from compss_train.model import compilation, copies, losses, optimizers, training_spec
+from compss_train.model import compilation, losses, optimizers, training_spec
 from compss_train.model import parameters as params
 from compss_train.model.class_probabilities import (
     ProbabilityKind,
@@ -621,7 +621,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             self._session, "evaluate", (x, y), batch_size=batch_size, averaged=averaged
         )
         with evaluation as (tasks, parameters):
-            fetched = tasks.engine.fetch(tasks.evaluate([parameters]), small=True)
+            evaluated = tasks.evaluate([parameters], self._model.reports)
+            fetched = tasks.engine.fetch(evaluated, small=True)
         measured = [part for parts in fetched for part in parts]
         warn_of_problems(measured, set())
         skipped = [item for part in measured for item in part.skipped.items()]
@@ -664,7 +665,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             averaged=averaged,
         )
         with prediction as (tasks, parameters):
-            outputs = tasks.predict(parameters)
+            outputs = tasks.predict(parameters, self._model.reports)
         return outputs if as_probabilities is None else of_arrays(as_probabilities, outputs)
 
     def model(self, *, averaged: bool = False) -> nn.Module:
@@ -672,13 +673,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
         It is in evaluation mode, as for ``predict``; call ``train()`` to train it further. With
         ``averaged=True`` the parameters are the average that a fit with ``Merge(averaging=...)``
-        keeps.
+        keeps. Attributes and buffers outside the state_dict are those of worker 0.
 
         Raises ``ValueError`` if the last fit kept none.
         """
-        net = copies.copy_network(self._model.built.training_spec.net)
-        params.load_into(net, self._model.current(averaged=averaged))
-        return net.eval()
+        return self._model.network(averaged=averaged)
 
     @property
     def has_average(self) -> bool:
@@ -699,7 +698,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
         They are arrays in state_dict order.
         """
-        return params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
+        arrays = params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
+        arrays.state = self._model.network_state
+        return arrays
 
     def summary(self) -> Table:
         """Return a table of the network: what it holds, in names, shapes, numbers and bytes.
@@ -712,6 +713,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters.
 
+        Those of ``get_parameters`` bring what the network keeps in attributes, too; workers that
+        have trained continue with their own.
+
         Raises ``ValueError`` if names, shapes or kinds of numbers differ, and ``RuntimeError``
         during a fit, between rounds.
         """
@@ -723,6 +727,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             )
         params.load_into(net, params.as_parameters(parameters))
         self._model.parameters = params.from_module(net)
+        if isinstance(parameters, params.NamedArrays) and parameters.state is not None:
+            self._session.begin_with(parameters.state)
 
     def trained_samples(self) -> int | None:
         """Return how many samples the workers have reported, each time; ``None`` if unknown."""
@@ -785,7 +791,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         """
         if not is_remote(os.fspath(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-        params.save(path, params.from_module(self.model(averaged=averaged)))
+        parameters = params.from_module(self.model(averaged=averaged))
+        params.save(path, parameters, self._model.network_state)
 
     @entry_point
     def export(

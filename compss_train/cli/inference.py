@@ -23,7 +23,9 @@ from compss_train.data.readers.base import select_keys
 from compss_train.data.readers.images import SUFFIXES as IMAGE_SUFFIXES
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
+from compss_train.model.attributes import NETWORK
 from compss_train.model.error_hints import kind_of
+from compss_train.model.model_state import model_state, of_network, restore
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
 from compss_train.training.remote_checkpoints import local_copy
@@ -163,10 +165,16 @@ def load(
     """
     if net is not None:
         with local_copy(path) as local:
-            content: dict[str, Any] = {}
             if local.is_dir():
                 _, content = checkpoints.read_latest_checkpoint(local, warn=True)
-            parameters.load_into(net, content.get("parameters") or parameters.load(local))
+                arrays = parameters.NamedArrays(content["parameters"])
+                for worker in content["workers"][:1]:
+                    arrays.state = model_state(worker["module_buffers"], worker.get("attributes"))
+            else:
+                arrays = parameters.load(local)
+            parameters.load_into(net, arrays)
+        if arrays.state is not None:
+            restore(of_network(arrays.state, net), net, {NETWORK: net})
         return net.eval()
     if locations.is_remote(os.fspath(path)) or Path(path).is_file():
         raise TypeError(

@@ -397,6 +397,11 @@ def _needed(plain: Any) -> list[str]:
     ]
 
 
+def references(values: Mapping[str, Any]) -> list[str]:
+    """Return the paths of all objects that plain values refer to."""
+    return [part["path"] for value in values.values() for part in _parts(value) if "path" in part]
+
+
 def _references(plain: Any) -> list[str]:
     return [part["path"] for part in _parts(plain) if part[_KIND] == "reference"]
 

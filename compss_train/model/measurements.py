@@ -125,6 +125,8 @@ class Measured:
     """What users should know of the outputs or the transform, once a fit."""
     conversions: Sequence[tuple[str, str]] = ()
     """The dtypes that batches had, each with the network's, which they were converted to."""
+    model_state: dict[str, Any] | None = None
+    """Of worker 0, what its model keeps besides the parameters (``model_state``)."""
     trace: bytes | None = None
     """The trace of ``torch.profiler``, compressed JSON."""
 

@@ -5,7 +5,9 @@ are counters and masks. Formats that numpy does not have (bfloat16, float8) are 
 which represents them exactly.
 """
 
+import base64
 import errno
+import hashlib
 import math
 import os
 import struct
@@ -26,7 +28,7 @@ from compss_train._utils import files, validation
 from compss_train._utils.numpy_files import load_numpy
 from compss_train._utils.private_names import spectral_vectors
 from compss_train.exceptions import BadFileError, DivergedError
-from compss_train.model import devices, saved_state
+from compss_train.model import devices, saved_state, value_encoding
 from compss_train.model.compression import Key
 from compss_train.reports.formatting import Table
 
@@ -37,6 +39,12 @@ FORMATS = (".npz", ".safetensors")
 
 _TORCH_SUFFIXES = (".pt", ".pth")
 """Suffixes of files that ``torch.save`` wrote."""
+
+_STATE = "compss_train.state"
+"""The key of what the network keeps besides its parameters, in the same metadata."""
+
+_LARGEST_STATE = 10**7
+"""Maximum number of bytes of it: readers of safetensors files limit their metadata."""
 
 _SHA256 = "compss_train.sha256"
 """The key of the checksum in the metadata of a safetensors file."""
@@ -168,6 +176,9 @@ def as_parameters(values: Mapping[str, Any]) -> Parameters:
 class NamedArrays(Parameters, validation.Suggesting):
     """Parameters that a program or notebook shows in a line or a table, without their values."""
 
+    state: dict[str, Any] | None = None
+    """What the network keeps besides them, as plain values, if that is known."""
+
     _meaning = (
         "; fit returns the parameters, a dict of arrays: see the trainer's history, "
         "model() and evaluate()"
@@ -266,11 +277,17 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
         )
 
 
-def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
+def save(
+    path: str | os.PathLike[str],
+    parameters: Mapping[str, NDArray[Any]],
+    state: Mapping[str, Any] | None = None,
+) -> str | None:
     """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder.
 
-    The file is complete or not there. Returns the SHA-256 that a ``.safetensors`` file has in its
-    metadata; ``.npz`` has checksums of its own. Raises ``ValueError`` for another suffix.
+    The metadata of ``.safetensors`` also have ``state``, what a network keeps besides them, as
+    plain values; a warning says if it is left out. The file is complete or not there. Returns the
+    SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
+    Raises ``ValueError`` for another suffix.
     """
     if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
         raise ValueError(
@@ -281,17 +298,43 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
     arrays = {
         name: np.ascontiguousarray(array).reshape(array.shape) for name, array in parameters.items()
     }
+    encoded = "" if state is None else _encoded_state(state)
+    if state is not None and (path.suffix != ".safetensors" or len(encoded) > _LARGEST_STATE):
+        validation.warn_user(
+            f"{path.name} does not hold what the network keeps outside its state_dict "
+            f"({', '.join([*state['buffers'], *state['attributes']][:5])}): a .safetensors file "
+            "holds up to 10 MB of it, a Checkpoint all"
+        )
+        encoded = ""
     with files.atomic_path(path) as unfinished:
         if path.suffix == ".npz":
             np.savez(unfinished, **arrays)  # type: ignore[arg-type]
             return None
         sha256 = saved_state.sha256_of(arrays)
         # save_file's files are readable by their owner only.
-        unfinished.write_bytes(safetensors.numpy.save(arrays, {_SHA256: sha256}))
+        metadata = {_SHA256: sha256, **({_STATE: encoded} if encoded else {})}
+        unfinished.write_bytes(safetensors.numpy.save(arrays, metadata))
         return sha256
 
 
-def load(path: str | Path) -> Parameters:
+def _encoded_state(state: Mapping[str, Any]) -> str:
+    data = value_encoding.encode_value(dict(state)).numpy().tobytes()
+    return f"{hashlib.sha256(data).hexdigest()} {base64.b85encode(data).decode()}"
+
+
+def _decoded_state(text: str) -> dict[str, Any]:
+    """Return a state that was encoded; raise ``ValueError`` if it is damaged."""
+    sha256, _, encoded = text.partition(" ")
+    data = base64.b85decode(encoded)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("what the network kept does not have the SHA-256 with which it was saved")
+    state: dict[str, Any] = value_encoding.decode_value(
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    )
+    return state
+
+
+def load(path: str | Path) -> NamedArrays:
     """Return the arrays of a file that ``save`` wrote, if their checksum is right.
 
     A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one, as
@@ -313,7 +356,8 @@ def load(path: str | Path) -> Parameters:
             ".pth"
         )
     try:
-        return loaders[path.suffix](path)
+        arrays = loaders[path.suffix](path)
+        return arrays if isinstance(arrays, NamedArrays) else NamedArrays(arrays)
     except OSError as error:
         if error.errno != errno.EINVAL:  # of a damaged .npz, whose directory begins before the file
             raise
@@ -336,10 +380,14 @@ def load(path: str | Path) -> Parameters:
 def _load_safetensors(path: Path) -> Parameters:
     with safetensors.safe_open(path, "numpy") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-        expected = (file.metadata() or {}).get(_SHA256)
+        metadata = file.metadata() or {}
+    expected = metadata.get(_SHA256)
     if expected is not None and expected != saved_state.sha256_of(arrays):
         raise ValueError("its arrays do not have the SHA-256 with which they were saved")
-    return arrays
+    loaded = NamedArrays(arrays)
+    if _STATE in metadata:
+        loaded.state = _decoded_state(metadata[_STATE])
+    return loaded
 
 
 def _load_npz(path: Path) -> Parameters:

@@ -15,6 +15,7 @@ from compss_train.model.error_hints import dtypes, error_notes, kind_of, label_h
 from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep
 from compss_train.model.losses import is_from_library, suitable_target
 from compss_train.model.measurements import measured_number
+from compss_train.model.model_state import ModelState, restore
 from compss_train.model.output_loss import output_loss, part_of
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_loss import TrainingLoss, checked_count
@@ -72,6 +73,10 @@ class ModelReplica:
     def attributes(self) -> AttributeReader:
         """Read the attributes of the copy as they are now."""
         return AttributeReader(self.net, self._roots)
+
+    def restore(self, state: ModelState) -> None:
+        """Let the copy be in the state that a worker's was in."""
+        restore(state, self.net, self._roots, self.device)
 
     def changed_attributes(self, worker: int) -> dict[str, Any]:
         """Return the attributes that a new copy has not, after a worker has trained this one."""

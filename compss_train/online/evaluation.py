@@ -26,14 +26,17 @@ class Evaluation:
         """The results of the tasks."""
         self._known_problems: set[str] = set()
 
-    def start(self, parameters: Parameters, *, notify: bool = True) -> None:
+    def start(
+        self, parameters: Parameters, reports: Sequence[Measured], *, notify: bool = True
+    ) -> None:
         """Submit the evaluation of these parameters; with ``notify`` its end will be noticed.
 
-        Engines that do not know what has arrived need a message for that, from another task.
+        ``reports`` has one with the state of the model, if it has any. Engines that do not know
+        what has arrived need a message for that, from another task.
         """
         engine = self._inference.engine
         published = engine.publish(parameters)
-        self._sums = self._inference.evaluate([published])
+        self._sums = self._inference.evaluate([published], reports)
         self._held = [published]
         if notify and not engine.traits.interruptible:
             sums = list(self._sums)

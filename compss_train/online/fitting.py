@@ -287,7 +287,7 @@ class OnlineFit(Fit, FitRun):
         if self.validation is not None:
             inference = Inference(self.session, self.validation, on_cpu=True, name=VALIDATION)
             evaluation = Evaluation(inference, server.address, self.stopping)
-            evaluation.start(model.parameters, notify=False)
+            evaluation.start(model.parameters, model.reports, notify=False)
             evaluation.result(measures)
         return Recorder(
             model,

@@ -63,7 +63,8 @@ class Recorder:
         if self.evaluation is None:
             self._emit(record, save)
         else:
-            self.evaluation.start(self._pull() if save is None else save.parameters)
+            parameters = self._pull() if save is None else save.parameters
+            self.evaluation.start(parameters, self._model.reports)
             self._pending = record
             self._pending_save = save
 
@@ -123,7 +124,7 @@ class Recorder:
         record = self.reports.record(self._number, simulations, final=True)
         self.save = save
         if self.evaluation is not None:
-            self.evaluation.start(self._pull(), notify=False)
+            self.evaluation.start(self._pull(), self._model.reports, notify=False)
             validation = self.evaluation.result(self.reports.measures)
             if validation is None:
                 self.reports.put_back()

@@ -313,8 +313,11 @@ class OnlineWorker:
     def _report(self, *, stops: int | None = None) -> None:
         """Report; ``stops`` is the number of a save for which this worker stops now."""
         self._reported = time.monotonic()
+        measured = self._learner.measured()
+        if self._number == 0:
+            measured.model_state = self._learner.model_state()
         report = WorkerReport(
-            **vars(self._learner.measured()),
+            **vars(measured),
             held=len(self._buffer),
             unseen=self._buffer.unseen,
             put=self._buffer.samples_put,

@@ -419,6 +419,8 @@ class Workers:
 
     def _add_report(self, worker: Worker, message: Reported) -> None:
         self._reports.add(worker.number, message.report)
+        if worker.number == 0:
+            self._session.model.state = message.report.model_state
         if message.losses is not None:
             self.on_losses(worker.number, message.losses)
         worker.settled = message.settled

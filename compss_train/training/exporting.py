@@ -71,7 +71,7 @@ def export(path: Path, net: nn.Module, spec: TrainingSpec, example: DataSource |
         _onnx_package("onnxruntime")
     calls = None
     if example is not None:
-        calls = _calls(net, replace(spec, precision="fp32"), example)
+        calls = _calls(net, replace(spec, net=net, precision="fp32"), example)
     elif path.suffix != ".safetensors":
         raise ValueError(
             "export needs some samples to trace the network with, and the last fit left none: give "

@@ -91,10 +91,13 @@ class Inference:
         self._tasks: dict[int, list[tuple[list[Ref], list[Work]]]] = {}
         """The values and the work of each evaluation task, by the slots that they suit."""
 
-    def evaluate(self, parameters: Sequence[Ref]) -> list[Ref]:
+    def evaluate(
+        self, parameters: Sequence[Ref], reports: Ref | Sequence[Measured] = ()
+    ) -> list[Ref]:
         """Submit the evaluation of parameters, given in parts.
 
-        Returns references to lists of the workers' measurements.
+        ``reports`` begin with that of worker 0, whose model's state is seen. Returns references to
+        lists of the workers' measurements.
         """
         slots = 0 if self._resources.gpus else self.engine.slots(self._resources)
         if slots not in self._tasks:
@@ -105,7 +108,13 @@ class Inference:
             self._tasks = {slots: tasks}
         return [
             self.engine.submit(
-                evaluate, self._job, [*parameters], values, works, resources=self._resources
+                evaluate,
+                self._job,
+                [*parameters],
+                values,
+                works,
+                reports,
+                resources=self._resources,
             )
             for values, works in self._tasks[slots]
         ]
@@ -146,15 +155,22 @@ class Inference:
         )
         self.engine.fetch([ref])
 
-    def predict(self, parameters: Ref) -> Any:
+    def predict(self, parameters: Ref, reports: Sequence[Measured] = ()) -> Any:
         """Return the outputs of all samples in order, in the network's tuples, lists and dicts.
 
-        A file that cannot be read is always an error: every sample needs an output.
+        ``reports`` are as in ``evaluate``. A file that cannot be read is always an error: every
+        sample needs an output.
         """
         tasks = [self._task_on([part], skip=False) for part in self._parts]
         refs = [
             self.engine.submit(
-                predict, self._job, parameters, values, work, resources=self._resources
+                predict,
+                self._job,
+                parameters,
+                values,
+                work,
+                reports,
+                resources=self._resources,
             )
             for values, (work,) in tasks
         ]

@@ -11,6 +11,7 @@ import torch
 
 from compss_train._utils.nested import leaves
 from compss_train.model import parameters as params
+from compss_train.model.model_state import model_state
 from compss_train.model.net_optimizers import make_optimizer
 from compss_train.reports.history import line_of
 from compss_train.training import checkpoints
@@ -206,6 +207,10 @@ def load(snapshot: Snapshot, session: Session) -> None:
     ]
     workers = tuple(state.with_options(changed_options) for state in snapshot.workers)
     model.averaged = snapshot.merge.get("averaged")
+    model.state = None
+    for worker in snapshot.workers[:1]:
+        steps = training_spec.validation_step is not None
+        model.state = model_state(worker.module_buffers, worker.attributes, steps=steps)
     session.set_state(TrainingState(workers, _merge_state(snapshot, model)))
 
 

@@ -220,6 +220,9 @@ class RoundLoop(FitRun):
         self._last_end = fit.stopping.clock()
         """When the last round ended, by the clock of ``stopping``."""
         self._loss_check = _loss_check(fit)
+        model = fit.session.model
+        self._reports: Ref | Sequence[Measured] = () if model.state is None else model.reports
+        """The last reports that begin with that of worker 0."""
         self.stopped: str | None = None
         """Why the fit ended before its last round."""
 
@@ -340,13 +343,16 @@ class RoundLoop(FitRun):
     def _evaluate(self, submitted: SubmittedRound) -> None:
         """Submit the evaluation of a round's parameters, whose merges have been submitted."""
         merged = submitted.merged
+        number = submitted.first_task
+        if number is not None:
+            self._reports = submitted.measured["workers"][number]
         states = whole_values(submitted.states)
         self._engine.keep([*merged.refs(), *states, *self._merging.bases.values()])
         evaluated = {VALIDATION_PREFIX: merged.parameters, AVERAGED_PREFIX: merged.averaged}
         for prefix, parameters in evaluated.items():
             submitted.measured[prefix] = []
             if self._validation is not None and parameters is not None:
-                submitted.measured[prefix] = self._validation.evaluate(parameters)
+                submitted.measured[prefix] = self._validation.evaluate(parameters, self._reports)
 
     def _cancel_submitted(self) -> None:
         """Cancel the submitted rounds, unless their changes have been merged."""
@@ -369,6 +375,10 @@ class RoundLoop(FitRun):
         self._states = submitted.states
         self.merged = submitted.merged
         self._fit.reached = submitted.workers.round.resume_point
+        number = submitted.first_task
+        if number is not None:
+            first = sum(map(len, submitted.tasks[:number]))
+            self._session.model.state = measured["workers"][first].model_state
         self._pass_on_traces(submitted, measured["workers"])
         self._note_problems(measured)
         record = self._record(submitted, measured)

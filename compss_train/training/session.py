@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from compss_train import worker
@@ -11,6 +12,7 @@ from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.engines.mapping import ItemRef, fetch_items, whole_values
 from compss_train.exceptions import EngineClosedError
+from compss_train.model.model_state import ModelState
 from compss_train.model.parameters import Parameters
 from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TensorNames
@@ -249,12 +251,28 @@ class Session:
         if self._engine is not None:
             with suppress(EngineClosedError):
                 self._engine.free(self._held)
+        kept = self.model.state or {"buffers": None, "attributes": None}
         fresh = [
-            WorkerState(None, worker_seed(self.model.seed, worker))
+            WorkerState(
+                None,
+                worker_seed(self.model.seed, worker),
+                module_buffers=kept["buffers"],
+                attributes=kept["attributes"],
+            )
             for worker in range(len(state.workers), self.num_workers)
         ]
         self.states = [*state.workers[: self.num_workers], *fresh]
         self.kept = state.merge
+
+    def begin_with(self, state: ModelState) -> None:
+        """Let the model be in this state, and workers that have not trained begin with it."""
+        self.model.state = state
+        self.states = [
+            replace(worker, module_buffers=state["buffers"], attributes=state["attributes"])
+            if isinstance(worker, WorkerState) and not worker.batches
+            else worker
+            for worker in self.states
+        ]
 
     @property
     def _held(self) -> list[Ref]:

@@ -1,13 +1,19 @@
 """``TrainedModel``: a trainer's network, its global parameters and its history."""
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from compss_train._utils.validation import check_seed
 from compss_train.data.coding import Coding
 from compss_train.exceptions import NotBuiltError
+from compss_train.model import copies
 from compss_train.model import parameters as params
+from compss_train.model.measurements import Measured
+from compss_train.model.model_state import ModelState, of_network, restore
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
@@ -39,6 +45,8 @@ class TrainedModel:
             self.parameters = params.copy_of(params.from_module(built.training_spec.net))
         self.as_built = True
         """Whether the parameters are those that the network was built with."""
+        self.state: ModelState | None = None
+        """What worker 0's model keeps besides the parameters, after the last complete round."""
         self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self.epochs = 0
@@ -134,6 +142,35 @@ class TrainedModel:
                 'merge=Merge(averaging="ema")'
             )
         return average
+
+    @property
+    def reports(self) -> Sequence[Measured]:
+        """A report with the state of the model, for inference."""
+        return () if self.state is None else (Measured(model_state=self.state),)
+
+    @property
+    def network_state(self) -> ModelState | None:
+        """What the network alone keeps of it, without buffers in the state_dict."""
+        if self.state is None:
+            return None
+        state = of_network(self.state, self.built.training_spec.net)
+        return state if state["buffers"] or state["attributes"] else None
+
+    def network(self, *, averaged: bool = False) -> nn.Module:
+        """Return a new copy of the network on the CPU, with the parameters of ``current``.
+
+        It is in the state in which worker 0's is, and in evaluation mode.
+        """
+        parameters = self.current(averaged=averaged)
+        spec = self.built.training_spec
+        if self.state is None:
+            net = copies.copy_network(spec.net)
+            params.load_into(net, parameters)
+            return net.eval()
+        copied = spec.weightless("cpu")
+        params.load_into(copied.net, parameters)
+        restore(self.state, copied.net, copied.roots())
+        return copied.net.eval()
 
     @property
     def state_id(self) -> object:

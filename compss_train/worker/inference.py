@@ -30,25 +30,43 @@ def evaluate(
     parts: Sequence[Parameters | Part],
     values: Sequence[Any],
     works: Sequence[Work],
+    reports: Sequence[Measured] = (),
 ) -> list[Measured]:
     """Return the measurements on the blocks or files of each ``Work``, in evaluation mode.
 
-    ``parts`` are those of the parameters, ``values`` the blocks of all works. Measurements have the
-    same bits whatever else the task evaluates.
+    ``parts`` are those of the parameters, ``values`` the blocks of all works. ``reports`` begin
+    with that of worker 0, whose model's state is seen. Measurements have the same bits whatever
+    else the task evaluates.
     """
     parameters = joined(parts)
     try:
-        return [_evaluate(job, parameters, values, work) for work in works]
+        return [_evaluate(job, parameters, values, work, reports) for work in works]
     except Exception as error:
         if works[0].name:
             error.add_note(f"This was an evaluation of {works[0].name}.")
         raise
 
 
-def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
+def _replica(
+    job: Job, parameters: Parameters, work: Work, reports: Sequence[Measured]
+) -> ModelReplica:
+    """Return a copy of the model in evaluation mode, in the state that worker 0 reported."""
+    replica = ModelReplica(job.spec, parameters, work.device, training=False)
+    if reports and reports[0].model_state is not None:
+        replica.restore(reports[0].model_state)
+    return replica
+
+
+def _evaluate(
+    job: Job,
+    parameters: Parameters,
+    values: Sequence[Any],
+    work: Work,
+    reports: Sequence[Measured],
+) -> Measured:
     source = source_of(job, work, values)
     with random_state(0, work.device), torch.no_grad():
-        replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        replica = _replica(job, parameters, work, reports)
         replica.compares_step = True
         transform = _Transform(replica)
         accumulator = MetricAccumulator(replica.measures)
@@ -131,7 +149,10 @@ def try_collate(job: Job, parameters: Parameters, values: Sequence[Any], work: W
 
 
 def first_inputs(
-    job: Job, parameters: Parameters, values: Sequence[Any], work: Work
+    job: Job,
+    parameters: Parameters,
+    values: Sequence[Any],
+    work: Work,
 ) -> tuple[Any, Any]:
     """Return what the network gets of the first batch of a prediction, and its outputs."""
     with random_state(0, work.device), torch.no_grad():
@@ -145,14 +166,19 @@ def first_inputs(
 
 @retry_without_gpu_rows
 def predict(
-    job: Job, parameters: Parameters, values: Sequence[Any], work: Work
+    job: Job,
+    parameters: Parameters,
+    values: Sequence[Any],
+    work: Work,
+    reports: Sequence[Measured] = (),
 ) -> tuple[list[Any], Measured]:
     """Return the outputs of each batch in evaluation mode, and what users should know of them.
 
-    bfloat16 is converted to float32, and so is the float16 of autocast.
+    ``reports`` are as in ``evaluate``. bfloat16 is converted to float32, and so is the float16 of
+    autocast.
     """
     with random_state(0, work.device), torch.no_grad():
-        replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        replica = _replica(job, parameters, work, reports)
         transform = _Transform(replica)
         batches = _without_targets(replica, source_of(job, work, values))
         outputs = [_output(replica, batch, transform) for batch in batches]

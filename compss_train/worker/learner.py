@@ -16,6 +16,12 @@ from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.loss_warnings import batch_warning
 from compss_train.model.lr_schedule import Hyperparameters
 from compss_train.model.measurements import Measured, MetricAccumulator
+from compss_train.model.model_state import (
+    ModelState,
+    changed_buffers,
+    model_state,
+    restore_buffers,
+)
 from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parts import Moments
 from compss_train.model.replica import ModelReplica
@@ -28,7 +34,7 @@ from compss_train.worker.optimizer_state import (
     named_state,
     numbered_state,
 )
-from compss_train.worker.state import WorkerState, changed_buffers, restore_buffers
+from compss_train.worker.state import WorkerState
 from compss_train.worker.step_average import StepAverage
 from compss_train.worker.stepping import stepper_of
 from compss_train.worker.work import Job, Work
@@ -260,6 +266,15 @@ class Learner:
             kept |= changed_attributes(self._new_optimizer_attributes, optimizer, worker)
         return kept or None
 
+    def _changed_buffers(self) -> dict[str, torch.Tensor] | None:
+        """Return the worker's own buffers that a new copy has not."""
+        return changed_buffers(self.replica.net, self._job.spec.net, self._job.buffers.worker)
+
+    def model_state(self) -> ModelState | None:
+        """Return what evaluation sees of the copy besides its parameters."""
+        steps = self._job.spec.validation_step is not None
+        return model_state(self._changed_buffers(), self._changed_attributes(), steps=steps)
+
     def finish(
         self, before: params.Parameters, measured: Measured | None = None
     ) -> params.Parameters:
@@ -323,9 +338,7 @@ class Learner:
             optimizer=named_state(self.optimizer, self.replica.net),
             random=devices.RandomState.capture(self._work.device, self._random),
             batches=self._batches,
-            module_buffers=changed_buffers(
-                self.replica.net, self._job.spec.net, self._job.buffers.worker
-            ),
+            module_buffers=self._changed_buffers(),
             attributes=self._changed_attributes(),
             scaler=self._stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states() if self._callbacks is not None else None,

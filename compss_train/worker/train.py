@@ -17,6 +17,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model.compression import compress_arrays
 from compss_train.model.devices import kept_random_state, set_random_state
 from compss_train.model.measurements import Measured
+from compss_train.model.model_state import model_state
 from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.parts import Moments, Part, joined, joined_moments
 from compss_train.worker.batches import cut_batches
@@ -161,6 +162,9 @@ def _result(
     )
     if job.optimizer_state == "average":
         after = replace(after, optimizer=None)
+    if work.worker == 0 and (after.module_buffers or after.attributes):
+        steps = job.spec.validation_step is not None
+        measured.model_state = model_state(after.module_buffers, after.attributes, steps=steps)
     return trained, after, measured
 
 

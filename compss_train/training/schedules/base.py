@@ -42,6 +42,11 @@ class SubmittedRound:
     """Number of workers whose merges have not been submitted; until then ``merged`` is old."""
 
     @property
+    def first_task(self) -> int | None:
+        """The number of the task that trained worker 0, its first one, if there is one."""
+        return next((number for number, workers in enumerate(self.tasks) if workers[0] == 0), None)
+
+    @property
     def refs(self) -> list[Ref]:
         """All references to measurements."""
         return [ref for refs in self.measured.values() for ref in refs]
