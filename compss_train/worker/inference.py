@@ -47,16 +47,6 @@ def evaluate(
         raise
 
 
-def _replica(
-    job: Job, parameters: Parameters, work: Work, reports: Sequence[Measured]
-) -> ModelReplica:
-    """Return a copy of the model in evaluation mode, in the state that worker 0 reported."""
-    replica = ModelReplica(job.spec, parameters, work.device, training=False)
-    if reports and reports[0].model_state is not None:
-        replica.restore(reports[0].model_state)
-    return replica
-
-
 def _evaluate(
     job: Job,
     parameters: Parameters,
@@ -66,7 +56,9 @@ def _evaluate(
 ) -> Measured:
     source = source_of(job, work, values)
     with random_state(0, work.device), torch.no_grad():
-        replica = _replica(job, parameters, work, reports)
+        replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        if reports and reports[0].model_state is not None:
+            replica.restore(reports[0].model_state)
         replica.compares_step = True
         transform = _Transform(replica)
         accumulator = MetricAccumulator(replica.measures)
@@ -178,7 +170,9 @@ def predict(
     autocast.
     """
     with random_state(0, work.device), torch.no_grad():
-        replica = _replica(job, parameters, work, reports)
+        replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        if reports and reports[0].model_state is not None:
+            replica.restore(reports[0].model_state)
         transform = _Transform(replica)
         batches = _without_targets(replica, source_of(job, work, values))
         outputs = [_output(replica, batch, transform) for batch in batches]
