@@ -77,6 +77,10 @@ def test_the_site_has_every_public_name_with_what_it_inherits(site):
     for method in ("fit", "build", "evaluate", "fit_online", "restore", "fit_synchronous_with_GPU"):
         assert f'id="compss_train.DistributedTrainer.{method}"' in reference
     assert re.search(r"doc-section-title\">\s*Parameters:", reference)
+    trainer = (site / "reference" / "trainer.html").read_text("utf-8")
+    order = re.findall(r'id="compss_train\.DistributedTrainer\.(\w+)"', trainer)
+    assert order[:6] == ["build", "fit", "evaluate", "predict", "model", "export"]
+    assert all(name.endswith("_with_GPU") for name in order[-8:])
 
 
 @in_the_site
