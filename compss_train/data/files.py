@@ -32,6 +32,7 @@ from compss_train.data.readers import Reader, TableReader, as_reader
 from compss_train.data.readers import images as image_files
 from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import FileBlock, FilePart, layout_of
+from compss_train.data.splitting import drawn_ranges, split_images
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
@@ -278,22 +279,29 @@ class FileDataset:
             first += rows
         return self._of(ranges)
 
-    def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
-        """Return two data sets, the second with about this fraction of the samples.
+    def split(self, fraction: float, *, seed: int = 0, stratify: bool = False) -> tuple[Self, Self]:
+        """Return two data sets, the second with this fraction of the samples, rounded.
 
-        The seed draws its files. Fewer than 20 files are cut into ranges of their rows first.
-        Raises ``ValueError`` if one would be empty.
+        The seed draws its files, and a part of the last one, so that both are read in ranges of
+        rows. Fewer than 20 files are cut into ranges of their rows first. With ``stratify=True``,
+        for folders of images, it draws images of each class, of which both have the same shares.
+
+        Raises ``ValueError`` if one would be empty, and for ``stratify=True`` without classes.
         """
         check_fraction("fraction", fraction)
+        if stratify:
+            training_images, validation_images = split_images(self.blocks, fraction, seed)
+            return self._with_blocks(training_images), self._with_blocks(validation_images)
         parts = self._ranges(SPLIT_PARTS)
-        count = round(len(parts) * fraction)
-        if not 0 < count < len(parts):
-            raise ValueError(
-                f"fraction={fraction} of {len(parts)} parts is {count}; give another fraction"
-            )
-        order = np.random.default_rng(seed).permutation(len(parts))
-        remaining = self._of([parts[number] for number in sorted(order[count:])])
-        return remaining, self._of([parts[number] for number in sorted(order[:count])])
+        taken = drawn_ranges([stop - start for _, start, stop in parts], fraction, seed)
+        training = []
+        validation = []
+        for (name, start, stop), rows in zip(parts, taken, strict=True):
+            if rows:
+                validation.append((name, start, start + rows))
+            if start + rows < stop:
+                training.append((name, start + rows, stop))
+        return self._of(training), self._of(validation)
 
     def cut(self, parts: int) -> Self:
         """Return a data set of at least this many parts: ranges of rows if files are fewer."""
@@ -318,7 +326,6 @@ class FileDataset:
         """Return a data set of these rows."""
         if not ranges:
             raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
-        dataset = copy.copy(self)
         blocks: dict[str, FileBlock] = {}
         for name, start, stop in ranges:
             block = self.blocks[name]
@@ -328,6 +335,11 @@ class FileDataset:
             if part != block:
                 name = _free_name(f"{name}[{start}:{stop}]", self.blocks.keys() | blocks.keys())
             blocks[name] = part
+        return self._with_blocks(blocks)
+
+    def _with_blocks(self, blocks: dict[str, FileBlock]) -> Self:
+        """Return a copy that has these blocks."""
+        dataset = copy.copy(self)
         _set_blocks(dataset, blocks)
         return dataset
 

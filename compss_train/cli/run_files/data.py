@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.numpy_files import load_numpy
-from compss_train._utils.validation import check_fraction
+from compss_train._utils.validation import check_choice, check_fraction
 from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
 from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples
@@ -19,11 +19,14 @@ from compss_train.data.coding import columns_key
 from compss_train.data.columns import columns_of
 from compss_train.data.frames import frame_as_array, is_frame
 from compss_train.data.locations import suffix_of
+from compss_train.data.splitting import drawn_alike, held_out
 from compss_train.training.data_source import as_data_source, holds_targets
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
 FRACTION = "fraction"
 """The key of ``[validation]`` that takes a part of the samples of ``[data]``."""
+STRATIFY = "stratify"
+"""The key of ``[validation]`` that takes the same part of each class."""
 
 
 class Dataset(NamedTuple):
@@ -70,12 +73,14 @@ def read_data(
         as_data_source(data.x, data.y, num_workers)
     with errors.collect("[validation]"):
         section = run_file.section("validation")
-        unknown = [key for key in section if key != FRACTION]
+        unknown = [key for key in section if key not in (FRACTION, STRATIFY)]
         if FRACTION in section and unknown:
-            message = unknown_name(unknown[0], (FRACTION,), "key")
+            message = unknown_name(unknown[0], (FRACTION, STRATIFY), "key")
             raise ValueError(f"{message}, which takes from [data]")
         if FRACTION in section and data.x is not None:
-            data, validation = split_validation(data, section[FRACTION], seed)
+            stratify = section.get(STRATIFY, False)
+            check_choice(STRATIFY, stratify, (True, False))
+            data, validation = split_validation(data, section[FRACTION], seed, stratify=stratify)
         if section and FRACTION not in section:
             validation = read_validation(run_file, getattr(data.x, "classes", None))
         if validation is not None:
@@ -229,15 +234,18 @@ def _mapped(parts: Parts, function: Callable[[str, Any], Any]) -> Dataset:
     return Dataset(**mapped)
 
 
-def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
+def split_validation(
+    dataset: Dataset, fraction: Any, seed: int, *, stratify: bool = False
+) -> tuple[Dataset, Dataset]:
     """Return training data and validation data, a fraction of the samples drawn by the seed.
 
-    Of files, parts are drawn (``FileDataset.split``). Raises ``ValueError`` for a fraction that
-    leaves either empty, and for samples without numbers.
+    Of files, parts are drawn (``FileDataset.split``); with ``stratify``, samples of each class.
+    Raises ``ValueError`` for a fraction that leaves either empty, for samples without numbers, and
+    for ``stratify`` without a class for each sample.
     """
     check_fraction(FRACTION, fraction)
     if isinstance(dataset.x, FileDataset):
-        training_files, validation_files = dataset.x.split(fraction, seed=seed)
+        training_files, validation_files = dataset.x.split(fraction, seed=seed, stratify=stratify)
         return Dataset(training_files), Dataset(validation_files)
     parts = {role: _in_rows(part, role) for role, part in _parts(dataset).items()}
     lengths = {
@@ -248,17 +256,34 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"x, y and weights have different lengths: {listed}")
     number = next(iter(lengths.values()))
-    count = round(number * fraction)
-    if not 0 < count < number:
-        raise ValueError(
-            f"fraction = {fraction} of {number} samples is {count}; give another fraction"
-        )
-    order = np.random.default_rng(seed).permutation(number)
-    validation = _mapped(parts, partial(_selected, np.sort(order[:count])))
-    training = _mapped(parts, partial(_selected, np.sort(order[count:])))
+    if stratify:
+        is_held_out = drawn_alike(_classes_of(parts), fraction, seed)
+        held_out_rows = np.flatnonzero(is_held_out)
+        training_rows = np.flatnonzero(~is_held_out)
+    else:
+        count = held_out(number, fraction)
+        order = np.random.default_rng(seed).permutation(number)
+        held_out_rows = np.sort(order[:count])
+        training_rows = np.sort(order[count:])
+    validation = _mapped(parts, partial(_selected, held_out_rows))
+    training = _mapped(parts, partial(_selected, training_rows))
     arrays = [leaf for leaf in leaves(list(dataset)) if leaf is not None and not is_frame(leaf)]
     were_blocked = bool(arrays) and all(isinstance(array, BlockedTensor) for array in arrays)
     return _in_grid(training, arrays[0].shape if were_blocked else None), validation
+
+
+def _classes_of(parts: Mapping[str, tuple[Any, dict[str, Any]]]) -> NDArray[Any]:
+    """Return the class of each sample; raise ``ValueError`` if y is no single column of classes."""
+    columns = [*parts["y"][1].values()] if "y" in parts else []
+    classes: NDArray[Any] = np.asarray(columns[0]) if len(columns) == 1 else np.empty(0)
+    if classes.ndim == 2 and classes.shape[1] == 1:
+        classes = classes[:, 0]
+    if classes.ndim != 1 or classes.dtype.kind == "f":
+        raise ValueError(
+            f"{STRATIFY} = true needs y with a class for each sample: give one array or column of "
+            "integers or strings, or leave it out"
+        )
+    return classes
 
 
 def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:

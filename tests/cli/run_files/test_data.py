@@ -307,3 +307,16 @@ def test_a_split_data_set_keeps_samples_with_their_weights(make):
         assert part.weight.tolist() == [n / 4 for n in read.x.tolist()]
         found += read.x.tolist()
     assert sorted(found) == list(range(10))
+
+
+def test_a_stratified_split_has_each_classs_share(raises):
+    y = np.repeat([0, 1, 2], [60, 30, 10])
+    x = np.arange(100)
+    for classes in (y, y[:, None]):
+        training, validation = split_validation(Dataset(x, classes), 0.2, 0, stratify=True)
+        assert sorted([*training.x, *validation.x]) == x.tolist()
+        assert np.bincount(y[validation.x]).tolist() == [12, 6, 2]
+        np.testing.assert_array_equal(validation.y, classes[validation.x])
+    for values in (y.astype(np.float32), np.stack([y, y], axis=1), None):
+        with raises(ValueError, "stratify = true needs y"):
+            split_validation(Dataset(x, values), 0.2, 0, stratify=True)
