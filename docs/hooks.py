@@ -11,6 +11,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from compss_train import DistributedTrainer
+from compss_train.training.named_fits import NamedFits
+
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "README.md": "index.md",
@@ -53,6 +56,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     Of two variants of a picture the site shows the one of its own palette, whatever the system's.
     """
+    if page.file.src_uri == "reference/trainer.md":
+        markdown = markdown.replace("members: true", f"members: {trainer_members()}")
     page.meta.update(SETTINGS.get(page.file.src_uri, {}))
     variants = r"![\g<alt>](\g<light>#only-light)![\g<alt>](\g<dark>#only-dark)"
     return (
@@ -61,6 +66,20 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         .replace("](../README.md", "](index.md")
         .replace(".ipynb)", ".md)")
     )
+
+
+FIRST = ("build", "fit", "evaluate", "predict", "model", "export", "save", "restore", "history")
+"""What programs call of the trainer, which its reference begins with."""
+LAST = ("checkpoint_bytes", "snapshot", "state_id", "trained_samples", "remarks", "clock")
+"""What callbacks of the package use."""
+
+
+def trainer_members() -> list[str]:
+    """Return the public names of the trainer: what programs call first, the named fits last."""
+    named_fits = [name for name in vars(NamedFits) if name.startswith("fit_")]
+    apart = {*FIRST, *LAST, *named_fits}
+    public = [name for name in dir(DistributedTrainer) if not name.startswith("_")]
+    return [*FIRST, *(name for name in public if name not in apart), *LAST, *named_fits]
 
 
 def notebook_page(path: Path) -> str:

@@ -122,9 +122,15 @@ def test_what_the_reference_lists_exists():
     assert [name for name in NAMES if name.rpartition(".")[2] not in offered] == []
 
 
+def markdown_of(name, page):
+    """The Markdown of a page of the site."""
+    settings = SimpleNamespace(meta={}, file=SimpleNamespace(src_uri=page))
+    return on_page_markdown((ROOT / name).read_text("utf-8"), settings)
+
+
 def test_the_reference_of_the_trainer_lists_all_of_it_and_begins_with_what_users_call():
-    page = (ROOT / "docs/reference/trainer.md").read_text("utf-8")
-    listed = re.findall(r"^        - (\w+)$", page, re.MULTILINE)
+    page = markdown_of("docs/reference/trainer.md", "reference/trainer.md")
+    listed = re.findall(r"'(\w+)'", re.search(r"members: \[(.*)]", page)[1])
     assert listed[:6] == ["build", "fit", "evaluate", "predict", "model", "export"]
     assert all(name.endswith("_with_GPU") for name in listed[-8:])
     public = [name for name in dir(compss_train.DistributedTrainer) if not name.startswith("_")]
@@ -133,8 +139,7 @@ def test_the_reference_of_the_trainer_lists_all_of_it_and_begins_with_what_users
 
 def test_pictures_have_a_variant_for_dark_screens_on_git_hosts_and_on_the_site():
     """The picture of the first screen, which has axes and a background."""
-    page = SimpleNamespace(meta={}, file=SimpleNamespace(src_uri="index.md"))
-    markdown = on_page_markdown((ROOT / "README.md").read_text("utf-8"), page)
+    markdown = markdown_of("README.md", "index.md")
     assert "<picture>" not in markdown
     assert "](network.png#only-light)![" in markdown
     assert "](network-dark.png#only-dark)" in markdown
