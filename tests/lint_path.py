@@ -32,9 +32,12 @@ class FirstStepError(Exception):
 
 
 class FirstStep(torch.optim.SGD):
-    """Ends the fit, and the count, at the first step."""
+    """Ends the fit, and the count, at the first step.
 
-    def step(self, closure: Any = None) -> Any:
+    It takes no closure, so that no step is tried before.
+    """
+
+    def step(self) -> Any:  # type: ignore[override]
         sys.settrace(None)
         raise FirstStepError
 
