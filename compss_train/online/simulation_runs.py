@@ -288,6 +288,7 @@ class SimulationRuns:
         else:
             message = parse_simulation_message(header)
             if isinstance(message, TimedOut):
+                client.send({"noted": True})
                 simulation.timeout_report = f"no sample within {message.timeout} s\n{message.stack}"
             else:
                 self._ended(client, simulation, message)

@@ -43,6 +43,8 @@ _END = object()
 """What stands for the end of the samples."""
 _TICK = 0.25
 """Seconds between two looks of the watchdog."""
+_ANSWER_SECONDS = 1.0
+"""How long the coordinator may take to answer that a simulation hangs."""
 _GRACE = 2.0
 """Seconds for a simulation to end after training has ended, or to report that it hangs."""
 
@@ -216,7 +218,8 @@ class Watchdog(Closable):
         self._limit = max(self._timeout, least)
         self._deadline = time.monotonic() + self._limit
         # For a solver that never releases the interpreter lock.
-        faulthandler.dump_traceback_later(self._limit + _GRACE, exit=True, file=sys.__stderr__ or 2)
+        seconds = min(self._limit + _GRACE, threading.TIMEOUT_MAX - 1)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
         try:
             yield
         finally:
@@ -238,6 +241,8 @@ class Watchdog(Closable):
         with suppress(OSError):
             stack = "".join(traceback.format_stack(frame))
             self._stream.notify(TimedOut(self._limit, stack))
+            # The process ends now, and ZeroMQ with it: the answer says that the message has left.
+            self._stream.update(_ANSWER_SECONDS)
 
     def close(self) -> None:
         """Stop watching."""

@@ -92,7 +92,8 @@ def connected(**options):
 CASES = {
     "Simulations": (
         partial(Simulations, simulate=simulate, inputs=[1]),
-        "simulate inputs count retries timeout pairing lockstep senders address token",
+        "simulate inputs count retries timeout steps pairing lockstep senders address token "
+        "senders_timeout",
     ),
     "Simulations of senders": (
         partial(Simulations, senders=1, address="tcp://127.0.0.1:9", token="ours"),

@@ -262,3 +262,11 @@ def test_a_function_may_yield_as_many_samples_as_it_likes():
     for number in (5, 7):
         run.send(run.running[0][0], {"finished": number, "steps": number})
         run.start()
+
+
+def test_a_hanging_simulation_is_answered_before_its_process_ends():
+    run = Runs(range(1), retries=1)
+    run.send(run.running[0][0], {"timeout": 4.0, "stack": "where it hangs"})
+    assert run.ended == [{"noted": True}]
+    with pytest.warns(UserWarning, match=r"no sample within 4\.0 s"):
+        run.send(run.running[0][0], DIED)

@@ -26,7 +26,7 @@ class Stream:
     def __init__(self):
         self.ended = threading.Event()
 
-    def update(self):
+    def update(self, timeout=0.0):
         pass
 
     def notify(self, message):
@@ -80,7 +80,9 @@ def imported():
 
 def imports_for_longer_than_the_limit(stream):
     with watchdog.Watchdog(stream, 100) as dog:
-        watchdog._send_all(pickle.dumps(Imported()), pickle.dumps(0), stream, dog)
+        watchdog._send_all(
+            pickle.dumps(Imported()), pickle.dumps(0), stream, watchdog=dog, steps=None
+        )
 
 def is_closed(stream):
     with watchdog.Watchdog(stream, 0.1) as dog:
