@@ -273,13 +273,25 @@ class Failure:
     def exception(self, module_advice: str | None = None) -> BaseException:
         """Return the exception with the worker's traceback as its cause.
 
-        ``module_advice`` says how nodes get modules: a note for an error of a missing one.
+        ``module_advice`` says how nodes get modules: a note for an error of a missing one. Its
+        ``{folder}`` is that in which this program has found the module.
         """
         error: BaseException = pickle.loads(self.pickled)
         error.__cause__ = WorkerTraceback(self.text)
         if module_advice is not None and isinstance(error, ModuleNotFoundError):
+            advice = module_advice.replace("{folder}", _folder_of_module(error.name or ""))
             error.add_note(
                 f"Processes on the node {self.node} do not find the module {error.name!r}, which "
-                f"this program may have imported. {module_advice}"
+                f"this program may have imported. {advice}"
             )
         return error
+
+
+def _folder_of_module(name: str) -> str:
+    """Return the folder in which this program has found a module, or ``FOLDER``."""
+    module = sys.modules.get(name.partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return "FOLDER"
+    path = Path(file).absolute()
+    return str(path.parents[1] if path.name == "__init__.py" else path.parent)

@@ -31,8 +31,8 @@ _MAX_SINGLE_WAITS = 4
 
 
 _MODULE_ADVICE = (
-    "Start the program with runcompss --pythonpath=FOLDER, a folder that all nodes have under the "
-    "same path, or put what the network needs into the script itself"
+    "Start the program with runcompss --pythonpath={folder}, a folder that all nodes have under "
+    "the same path, or put what the network needs into the script itself"
 )
 
 
