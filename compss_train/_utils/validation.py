@@ -155,6 +155,7 @@ _WORDS_OF_OTHERS = {
     "progress": "verbose",
     "resume": "ckpt_path",
     "callbacks": "checkpoint early_stopping logger patience",
+    "engine=RayEngine(resources={'bigmem': 1})": "resources custom_resources resources_per_worker",
     "model()": "module module_ net net_ network get_model unwrap_model",
     "model().state_dict()": "state_dict",
     "export()": "export_onnx onnx save_onnx to_onnx to_torchscript",
@@ -166,7 +167,10 @@ _WORDS_OF_OTHERS = {
     "predict(probabilities=True)": "predict_log_proba predict_proba",
     "history": "callback_metrics current_epoch epoch history_ logged_metrics loss metrics plot",
 }
-"""Words of other libraries, by ours: each of these begins with a name that may be accepted."""
+"""Words of other libraries, by ours: each of these begins with a name that may be accepted.
+
+``name=value`` is a keyword with a value that may be meant.
+"""
 
 
 def suggestion(name: str, accepted: Collection[str]) -> str:
@@ -184,7 +188,7 @@ def _meant(name: str, accepted: Collection[str]) -> str:
     word = name.lower()
     by_lower = {key.lower(): key for key in accepted}
     for ours, theirs in _WORDS_OF_OTHERS.items():
-        if word in theirs.split() and ours.partition("(")[0] in by_lower:
+        if word in theirs.split() and re.split("[(=]", ours)[0] in by_lower:
             return ours
     similar = get_close_matches(word, by_lower, n=1)
     if not similar:
@@ -255,7 +259,10 @@ def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> N
         meant = _meant(name, accepted)
         methods = _methods_by_keyword(function)
         keyword = _meant(name, methods)
-        if keyword and (name in methods or not meant):
+        if "=" in keyword:
+            method = methods[keyword.partition("=")[0]]
+            meant = f"{method}({keyword})"
+        elif keyword and (name in methods or not meant):
             meant = f"{methods[keyword]}({keyword}=)"
         names = ", ".join(accepted).removeprefix("self, ")
         hint = f"did you mean {meant}?" if meant else f"it takes {names}"

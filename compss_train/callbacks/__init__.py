@@ -5,6 +5,7 @@ from compss_train.callbacks.history_files import Csv, JsonLines
 from compss_train.callbacks.monitoring import EarlyStopping
 from compss_train.callbacks.profiling import Profile
 from compss_train.callbacks.progress import ProgressBar, RoundLines
+from compss_train.callbacks.ray_tune import RayTune
 from compss_train.callbacks.report import Report
 from compss_train.callbacks.trackers import MLflow, TensorBoard, WandB
 from compss_train.callbacks.unfreezing import Unfreeze
@@ -21,6 +22,7 @@ __all__ = [
     "MLflow",
     "Profile",
     "ProgressBar",
+    "RayTune",
     "Report",
     "RoundLines",
     "TensorBoard",

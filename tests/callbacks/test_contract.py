@@ -25,8 +25,8 @@ FACTORIES = {
     TensorBoard: lambda folder: TensorBoard(folder / "board"),
 }
 
-TRACKERS = {callbacks.MLflow, callbacks.WandB, callbacks.Profile}
-"""Those that take seconds for each run: test_trackers.py has tests of trackers."""
+TRACKERS = {callbacks.MLflow, callbacks.WandB, callbacks.Profile, callbacks.RayTune}
+"""Those that take seconds for each run, or need a trial: they have tests of their own."""
 
 
 def subclasses(kind):

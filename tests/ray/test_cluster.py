@@ -26,8 +26,8 @@ from compss_train.engines.ray import cluster, submitter
 from compss_train.engines.ray.submitter import Submitter
 from tests.engines import tasks
 from tests.helpers.models import SGD, classification, mlp
-from tests.helpers.processes import ROOT, python_blocks
-from tests.helpers.ray_cluster import started_by_hand
+from tests.helpers.processes import ROOT
+from tests.helpers.ray_cluster import NODE, started_by_hand
 from tests.helpers.waiting import wait_until
 
 
@@ -236,6 +236,7 @@ class WithoutCluster(Submitter):
         self._elsewhere = []
         self._unwatched = set()
         self._cancelled = {}
+        self._custom = {}
         self._group = None
         self._has_room = False
         self._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
@@ -517,11 +518,44 @@ def test_ends_with_other_intervals_between_pings_are_found(here, there, state):
     assert check_keepalive(here, there).state == state
 
 
-@pytest.mark.slow  # Ray Tune takes 20 seconds to start
-@pytest.mark.usefixtures("shared_ray")
-@pytest.mark.filterwarnings("ignore")
-def test_trials_run_as_documented(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))  # where Tune keeps its results
-    (block,) = python_blocks("docs/ray.md")
-    exec(compile(block, "docs/ray.md", "exec"), {"__name__": "trials"})
-    assert "'lr': 0.0" in capsys.readouterr().out
+@pytest.fixture
+def big_node(ray_cluster, shared_ray):
+    """A node with a custom resource for three tasks."""
+    node = ray_cluster.add_node(**NODE, resources={"bigmem": 3.0})
+    wait_until(lambda: any(cluster.fitting_by_id({"bigmem": 1}).values()), 60)
+    yield node
+    ray_cluster.remove_node(node, allow_graceful=False)
+
+
+def node_of_task():
+    return ray.get_runtime_context().get_node_id()
+
+
+def test_workers_take_custom_resources(big_node, shared_ray):
+    with RayEngine(resources={"bigmem": 1.5}) as engine:
+        assert engine.slots(Resources()) == 2
+        refs = [engine.submit(node_of_task) for _ in range(4)]
+        assert {*engine.fetch(refs)} == {big_node.node_id}
+        with pytest.raises(ValueError, match=r"do not have resources={'bigmem': 1.5} for each"):
+            engine.reserve([Resources()] * 3)
+    with pytest.raises(ValueError, match=r"ray start --resources='{\"bigmem\": 4}'"):
+        RayEngine(resources={"bigmem": 4})
+
+
+def test_what_is_no_custom_resource_is_an_error(raises):
+    with raises(ValueError, "CPU is no custom resource"):
+        RayEngine(resources={"CPU": 1})
+    with raises(ValueError, "resources['bigmem']"):
+        RayEngine(resources={"bigmem": 0})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: DistributedTrainer(2, resources={"bigmem": 1}),
+        lambda: DistributedTrainer(2, engine="serial").fit(0, num_epochs=1, resources={"a": 1}),
+    ],
+)
+def test_keywords_for_resources_name_the_engine(call, raises):
+    with raises(TypeError, "DistributedTrainer(engine=RayEngine(resources={'bigmem': 1}))"):
+        call()

@@ -3,7 +3,7 @@
 import importlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
@@ -29,8 +29,10 @@ class RayEngine(GraphEngine):
     A program that has called ``ray.init`` uses that cluster, and is left in it. What is in the main
     script or in a notebook is sent to nodes, and so are the sources of modules beside it, up to
     10 MB, for nodes that lack them. ``modules`` are others that nodes need: modules, or paths of
-    modules and packages. Tasks must not write to large arrays and tensors that they are given: the
-    processes of a node share their memory.
+    modules and packages. ``resources`` are Ray's custom resources that the task of a worker takes
+    besides its CPUs and its share of a GPU, such as ``{"bigmem": 1}`` on nodes that were started
+    with ``ray start --resources='{"bigmem": 4}'``. Tasks must not write to large arrays and tensors
+    that they are given: the processes of a node share their memory.
 
     Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a
     lost node are made again. Nodes may join and leave at any time. Several threads may use the
@@ -38,7 +40,7 @@ class RayEngine(GraphEngine):
 
     Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the
     address, or if it refuses the token of this program, and ``ValueError`` for an address of Ray
-    Client (``ray://``).
+    Client (``ray://``), and for resources that no node has.
     """
 
     name: ClassVar[str] = "ray"
@@ -54,16 +56,23 @@ class RayEngine(GraphEngine):
     """Leaves or ends the cluster, with the last engine, if this class has joined or started it."""
     _scheduler: "Submitter"
 
-    def __init__(self, modules: Sequence[str | ModuleType] = ()) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str | ModuleType] = (),
+        *,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__()
+        self._custom = cluster.check_custom(resources or {})
         RayEngine._leave = cluster.join(modules) or RayEngine._leave
+        cluster.check_available(self._custom)
         # These modules import ray, which need not be installed.
         value = importlib.import_module("compss_train.engines.ray.value")
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
         sources = importlib.import_module("compss_train.engines.ray.sources")
         sources.send_sources(modules)
         self._put: Callable[[SerializedValue], Stored] = value.RayValue.put
-        self._scheduler = submitter.Submitter()
+        self._scheduler = submitter.Submitter(self._custom)
         self._graph = self._scheduler.graph
         RayEngine._engines += 1
         self.end = weakref.finalize(self, self._shut_down, self._scheduler, os.getpid())
@@ -106,7 +115,13 @@ class RayEngine(GraphEngine):
 
     def slots(self, resources: Resources) -> int:
         """Return how many such tasks fit on the nodes that are there now."""
-        return sum(node.cpus // resources.cpus for node in self._scheduler.nodes.values())
+        nodes = self._scheduler.nodes
+        if not self._custom:
+            return sum(node.cpus // resources.cpus for node in nodes.values())
+        fitting = cluster.fitting_by_id(self._custom)
+        return sum(
+            min(node.cpus // resources.cpus, fitting.get(key, 0)) for key, node in nodes.items()
+        )
 
     @property
     def merging_places(self) -> int:
@@ -120,6 +135,11 @@ class RayEngine(GraphEngine):
             [*self._scheduler.nodes.values()],
             "let more nodes join (ray start --address=...)",
         )
+        if self._custom and len(tasks) > sum(cluster.fitting_by_id(self._custom).values()):
+            raise ValueError(
+                f"{len(tasks)} tasks have to run at the same time, and nodes do not have "
+                f"resources={self._custom} for each; use fewer workers, or let more nodes join"
+            )
         self._scheduler.await_room(sum(task.cpus for task in tasks))
 
     def trained_samples(self) -> int | None:

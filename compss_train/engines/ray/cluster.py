@@ -1,5 +1,6 @@
 """The Ray cluster of this program, which it joins, starts on this machine, or is in already."""
 
+import json
 import os
 import secrets
 import shlex
@@ -8,13 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from compss_train._utils.imports import FOLDER_MODULES, import_optional
 from compss_train._utils.private_names import forget_last_cluster
+from compss_train._utils.validation import check_positive
 from compss_train.engines.nodes import Node, cores
 
 ADDRESS = "RAY_ADDRESS"
@@ -230,3 +232,48 @@ def nodes_by_id() -> dict[str, Node]:
                 gpus=int(node["Resources"].get("GPU", 0)),
             )
     return nodes
+
+
+_NO_CUSTOM = ("CPU", "GPU", "memory")
+"""Resources of Ray that are no custom ones."""
+
+
+def check_custom(resources: Mapping[str, float]) -> dict[str, float]:
+    """Return custom resources of tasks; raise ``ValueError`` for others, and for wrong amounts."""
+    for name, amount in resources.items():
+        if name in _NO_CUSTOM:
+            raise ValueError(
+                f"resources={dict(resources)}: {name} is no custom resource; a worker's task takes "
+                "as many CPUs as it has threads (threads=), and a share of build(num_gpu=)"
+            )
+        check_positive(f"resources[{name!r}]", amount)
+    return dict(resources)
+
+
+def check_available(resources: Mapping[str, float]) -> None:
+    """Raise ``ValueError`` for custom resources that no node has all of, as tasks would wait."""
+    if resources and not any(fitting_by_id(resources).values()):
+        names = {name for node in import_ray().nodes() for name in node["Resources"]}
+        custom = sorted(name for name in names if _is_custom(name))
+        start = shlex.quote(json.dumps(dict(resources)))
+        raise ValueError(
+            f"resources={dict(resources)}: no node of the cluster has that, nodes have "
+            f"{', '.join(custom) or 'no custom resources'}; start one with ray start "
+            f"--resources={start}"
+        )
+
+
+def _is_custom(name: str) -> bool:
+    is_of_ray = name.startswith(("node:", "accelerator_type:", "object_store_memory"))
+    return not is_of_ray and name not in _NO_CUSTOM
+
+
+def fitting_by_id(resources: Mapping[str, float]) -> dict[str, int]:
+    """Return how many tasks with these custom resources fit on each node, by its id."""
+    return {
+        node["NodeID"]: min(
+            int(node["Resources"].get(name, 0) / amount) for name, amount in resources.items()
+        )
+        for node in import_ray().nodes()
+        if node["Alive"]
+    }

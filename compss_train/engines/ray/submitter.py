@@ -65,8 +65,10 @@ class Submitter(GraphThread):
     inputs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom: Mapping[str, float] | None = None) -> None:
         super().__init__()
+        self._custom = custom
+        """The custom resources of tasks that processes run."""
         self._run_task = ray.remote(agent.run_task)
         # Ray would start an actor that asks for nothing on any node, whatever its strategy.
         options: Any = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": -1}
@@ -350,6 +352,7 @@ class Submitter(GraphThread):
             "num_cpus": resources.cpus,
             "num_gpus": resources.gpus,
             "max_retries": calls.MAX_RUNS - 1,
+            "resources": self._custom,
         }
         states = [value for value in inputs if value.by_worker]
         if self._group is not None:  # which Ray forgets in a thread of a task
