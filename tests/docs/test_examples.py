@@ -17,6 +17,7 @@ from tests.helpers.models import assert_same_bits
 from tests.helpers.processes import ROOT, python_blocks
 from tests.helpers.waiting import LIMIT
 from tests.online.simulations import free_port
+from tests.online.solvers.compiled import AS_ROOT, compiled, mpirun
 
 PRINTED = {
     "README.md": r"'accuracy'",
@@ -179,6 +180,18 @@ def test_a_solver_with_the_header_is_trained_on(run_blocks, tmp_path):
         [begun, blocks("python notest")[0], "print(trainer.history[-1]['received'])"]
     )
     assert printed == "2000\n"
+
+
+@pytest.mark.slow  # 20 simulations, each two processes of MPI
+@pytest.mark.skipif(shutil.which("mpicc") is None, reason="there is no MPI")
+def test_the_program_for_users_of_melissa_trains_on_its_solver(run_blocks, tmp_path):
+    shutil.copy(compiled("mpicc", "heat.c"), tmp_path / "heat")
+    (program,) = blocks("python notest", "docs/from-melissa.md")
+    command = json.dumps(mpirun(2, "./heat"))[1:-1]
+    assert '"mpirun", "-n", "2", "./heat"' in program
+    program = program.replace('"mpirun", "-n", "2", "./heat"', command)
+    program = program.replace("sample, cpus=2", f"sample, cpus=2, environment={AS_ROOT}")
+    assert float(run_blocks([program]).split()[-1]) < 0.01
 
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
