@@ -56,15 +56,62 @@ class ModuleStep:
 
         log = _Log(context)
         vars(net).update(log=log, log_dict=log.all)
+        trainer = getattr(type(net), "trainer", None)
+        is_of_lightning = isinstance(trainer, property) and trainer.fset is not None
+        if is_of_lightning:
+            net.trainer = _TrainerOfStep(context)  # type: ignore[assignment]
         method = getattr(net, self.__name__)
         parameters = inspect.signature(method).parameters
         try:
             return method(*(batch, context.number)[: len(parameters)])
         finally:
             del net.log, net.log_dict
+            if is_of_lightning:
+                net.trainer = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return self.__name__
+
+
+class _TrainerOfStep:
+    """What Lightning's own modules ask their ``trainer`` for while one of their steps runs.
+
+    ``self.current_epoch`` and ``self.global_step`` would be 0 without it. Raises ``RuntimeError``
+    for all else, and in evaluation, which is the same in every epoch.
+    """
+
+    logger = None
+    loggers = ()
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch, counted from 0 over all fits."""
+        self._check_training("current_epoch")
+        return self._context.epoch
+
+    @property
+    def global_step(self) -> int:
+        """The number of batches that this worker has trained before."""
+        self._check_training("global_step")
+        return self._context.number
+
+    def _check_training(self, name: str) -> None:
+        if not self._context.training:
+            raise RuntimeError(
+                f"self.{name} is not known in evaluation, which is the same in every epoch: leave "
+                "it out of validation_step, or write one"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise ``RuntimeError``: there is no trainer of Lightning."""
+        raise RuntimeError(
+            f"the module asks Lightning's Trainer for {name!r}, and none trains it: steps have "
+            "self.log, self.current_epoch and self.global_step; write build(training_step=...) "
+            "for others"
+        )
 
 
 class _Log:

@@ -243,14 +243,16 @@ class ModelReplica:
             )
         return losses.detach()
 
-    def end_epoch(self, step: Step | None) -> dict[str, Any]:
+    def end_epoch(
+        self, step: Step | None, *, training: bool, epoch: int = 0, number: int = 0
+    ) -> dict[str, Any]:
         """Call the hook for the end of an epoch, and return what it logs.
 
         Only modules in Lightning's style have one, for each of their steps.
         """
         if not isinstance(step, ModuleStep):
             return {}
-        context = StepContext(loss=no_loss)
+        context = StepContext(loss=no_loss, training=training, epoch=epoch, number=number)
         hook = EPOCH_ENDS[step.__name__]
         if callable(getattr(self.net, hook, None)):
             ModuleStep(hook)(self.net, None, context)

@@ -11,7 +11,7 @@ from torch import nn
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
 from compss_train.model.attributes import NETWORK, AttributeReader, ImmutableAttributes
-from compss_train.model.closures import ClosureUse, closure_use
+from compss_train.model.closures import ClosureUse
 from compss_train.model.devices import is_gpu
 from compss_train.model.gradients import Gradients
 from compss_train.model.losses import BatchFunction
@@ -92,6 +92,8 @@ class TrainingSpec:
     class_weight: tuple[float, ...] | None = None
     """Class weights of the training loss."""
     gradients: Gradients = field(default_factory=Gradients)
+    closure_use: ClosureUse = field(default="no", repr=False)
+    """How the optimizer uses a closure of the loss."""
     training_step: Step | None = None
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
@@ -130,11 +132,6 @@ class TrainingSpec:
     def names(self) -> TensorNames:
         """The names of the network's tensors."""
         return TensorNames.of(self.net)
-
-    @cached_property
-    def closure_use(self) -> ClosureUse:
-        """How the optimizer uses a closure of the loss."""
-        return closure_use(self.net, self.optimizer)
 
     def summary(self) -> Table:
         """Return a table of what the network holds: trained and frozen parameters, and buffers."""

@@ -22,9 +22,12 @@ class StepContext:
     weight: Tensor | None = None
     """The weights of the samples if ``sample_weight`` is given."""
     epoch: int = 0
-    """The epoch, counted from 0 over all fits."""
+    """The epoch, counted from 0 over all fits; 0 in evaluation, which depends on none."""
     number: int = 0
-    """Number of batches that this worker has trained on since ``build``, also before a resume."""
+    """Number of batches that this worker has trained on since ``build``, also before a resume.
+
+    It is 0 in evaluation.
+    """
     simulations: NDArray[np.int64] | None = None
     """In ``fit_online``, the number of each sample's simulation, shape (n,).
 

@@ -1,6 +1,6 @@
 """``BuildArguments``: the arguments of ``build``, which check themselves and each other."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.model import training_spec
+from compss_train.model.closures import closure_use
 from compss_train.model.devices import gpu
 from compss_train.model.gradients import Gradients
 from compss_train.model.lr_schedule import LrSchedule, make_schedule, rates
@@ -127,6 +128,8 @@ class BuildArguments:
         if several:
             options = ["one of several optimizers"]
         check_optimizer(spec.net, spec.optimizer, options[0] if options else "")
+        spec = replace(spec, closure_use=closure_use(spec.net, spec.optimizer))
+        object.__setattr__(self, "training_spec", spec)
 
     def _check_dtypes(self) -> None:
         """Raise ``ValueError`` for a network in a precision that is not supported."""
@@ -149,7 +152,7 @@ class BuildArguments:
     @cached_property
     def state_bytes(self) -> int:
         """About how many bytes the state of a worker has."""
-        return optimizer_bytes(self.training_spec.net, self.training_spec.optimizer)
+        return optimizer_bytes(self.training_spec)
 
     @cached_property
     def objective(self) -> Details:

@@ -271,4 +271,4 @@ def _check_merge(merge: Merge, spec: TrainingSpec) -> None:
     if merge.outer_optimizer is not None:
         check_outer_optimizer(merge.outer_optimizer, spec.net)
     if merge.optimizer_state == "average":
-        check_averageable(spec.net, spec.optimizer)
+        check_averageable(spec)

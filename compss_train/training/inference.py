@@ -304,9 +304,10 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
     spec.check_evaluable()
     pair = (validation_data, None) if holds_targets(validation_data) else validation_data
     if not isinstance(pair, tuple | list) or len(pair) != 2:
+        parts = f" of {len(pair)} parts" if isinstance(pair, tuple | list) else ""
         raise TypeError(
-            f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None "
-            "if x is its own target, a FileDataset, a data set or a DataLoader"
+            f"validation_data={type(validation_data).__name__}{parts}: give a pair (x, y), without "
+            "weights, with y=None if x is its own target, a FileDataset, a data set or a DataLoader"
         )
     x, y = pair
     try:

@@ -74,7 +74,8 @@ def _evaluate(
                 if gatherer is not None:
                     gatherer.add(result.output, result.target)
             liveness.beat()
-        accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
+        ended = replica.end_epoch(replica.validation_step, training=False)
+        accumulator.measure(ended, accumulator.samples)
         return replace(
             accumulator.measured(),
             gathered=[] if gatherer is None else gatherer.batches,

@@ -147,7 +147,9 @@ class Learner:
                 samples += batch.samples
                 liveness.beat(batch.samples)
             self._stepper.step_accumulated()  # the gradients that the end of the epoch has left
-            ended = self.replica.end_epoch(self.replica.training_step)
+            ended = self.replica.end_epoch(
+                self.replica.training_step, training=True, epoch=epoch, number=self._batches
+            )
             self._accumulator.measure(ended, samples)
             learnt += samples
         if self._callbacks is not None:

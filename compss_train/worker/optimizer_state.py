@@ -13,9 +13,10 @@ from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.closures import step_with_zeros
 from compss_train.model.devices import CPU, is_gpu, to_device, to_host
 from compss_train.model.joined_optimizer import JoinedOptimizer
-from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
+from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parameters import to_arrays
 from compss_train.model.parts import Moments
+from compss_train.model.training_spec import TrainingSpec
 
 _NUMBERS = (bool, int, float, str)
 
@@ -186,15 +187,15 @@ def _keep_containers(
     optimizer.state = state
 
 
-def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
+def check_averageable(spec: TrainingSpec) -> None:
     """Raise ``ValueError`` if the optimizer keeps anything but tensors, which cannot be averaged.
 
     A copy of the network makes one step with gradients of zero.
     """
-    optimizer = make_optimizer(factory, copy.deepcopy(net))
+    optimizer = make_optimizer(spec.optimizer, copy.deepcopy(spec.net))
     reason = None
     try:
-        step_with_zeros(optimizer)
+        _step_with_zeros(optimizer, spec)
     except RuntimeError as error:  # of sparse gradients
         reason = str(error)
     for state in optimizer.state_dict()["state"].values():
@@ -209,7 +210,18 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
         )
 
 
-def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
+def _step_with_zeros(optimizer: torch.optim.Optimizer, spec: TrainingSpec) -> None:
+    """Make a step with gradients of zero."""
+    if spec.closure_use != "no":
+        step_with_zeros(optimizer)
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+
+
+def optimizer_bytes(spec: TrainingSpec) -> int:
     """Return the bytes of the optimizer's state after a step.
 
     Returns 0 if they depend on gradients, as LBFGS's do. A copy of the network without memory, on
@@ -219,13 +231,13 @@ def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
         id(parameter): nn.Parameter(
             torch.empty_like(parameter, device="meta"), parameter.requires_grad
         )
-        for parameter in net.parameters()
+        for parameter in spec.net.parameters()
     }
     with suppress(Exception):  # of optimizers that look at values
-        optimizer = make_optimizer(factory, copy.deepcopy(net, memo))
+        optimizer = make_optimizer(spec.optimizer, copy.deepcopy(spec.net, memo))
         for group in optimizer.param_groups:
             group["fused"] = None  # it does not know the device
-        step_with_zeros(optimizer)
+        _step_with_zeros(optimizer, spec)
         return sum(
             leaf.nbytes
             for leaf in leaves(optimizer.state_dict()["state"])

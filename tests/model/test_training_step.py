@@ -338,6 +338,61 @@ def test_epoch_hooks_of_a_lightning_style_module_run_on_each_workers_copy(engine
     assert record["val_collected"] == pytest.approx(record["val_loss"], abs=ROUNDING)
 
 
+class OfLightning(Lightning):
+    """Has the properties of ``LightningModule`` that are 0 unless a trainer is attached."""
+
+    _trainer = None
+
+    @property
+    def trainer(self):
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer):
+        self._trainer = trainer
+
+    @property
+    def current_epoch(self):
+        return self.trainer.current_epoch if self._trainer else 0
+
+    @property
+    def global_step(self):
+        return self.trainer.global_step if self._trainer else 0
+
+    def training_step(self, batch, batch_idx):
+        assert self.trainer.logger is None
+        self.log("epoch_of_step", float(self.current_epoch))
+        self.log("steps", float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        self.log("epoch_of_end", float(self.current_epoch))
+
+
+def test_modules_of_lightning_know_the_epoch_and_the_number_of_the_batch(engine):
+    trainer = trainer_of(OfLightning(), engine=engine)
+    trainer.fit(*blocked(X, Y, 4), **STILL, validation_data=(X, Y))
+    for number, record in enumerate(trainer.history):
+        assert record["epoch_of_step"] == record["epoch_of_end"] == number
+        assert record["steps"] == pytest.approx(12 * number + 5.5, abs=0.2)  # 3 of each block
+
+
+@pytest.mark.parametrize(
+    ("methods", "name"),
+    [
+        ({"training_step": lambda self, *_: self.trainer.max_epochs}, "'max_epochs'"),
+        (
+            {"validation_step": lambda self, *_: self.current_epoch},
+            "not known in evaluation",
+        ),
+    ],
+)
+def test_what_only_lightnings_trainer_knows_is_an_error(methods, name, raises):
+    trainer = trainer_of(type("Asking", (OfLightning,), methods)())
+    with raises(RuntimeError, name):
+        trainer.check_fit(X, Y, num_epochs=1, batch_size=20, validation_data=(X, Y))
+
+
 def test_other_reductions_of_what_is_logged_are_errors(raises):
     def summed(self, batch, batch_idx):
         self.log_dict({"ones": 1.0}, reduce_fx="sum")
