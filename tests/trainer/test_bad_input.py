@@ -249,7 +249,7 @@ def in_a_circle():
             ("a Sequential, contains itself, or is nested too deeply"),
         ),
         ({"net": nn.LazyLinear(3)}, ValueError, "lazy"),
-        ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "learning rate"),
+        ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "lr=-1.0"),
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "'lion'"),
         ({"optimizer": {**SGD, "beta": 1}}, ValueError, "'beta'"),
         ({"loss": "hinge"}, ValueError, "loss 'hinge'"),
