@@ -507,7 +507,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         checkpoint_every:
             Seconds between saves, for which all workers wait at a merge. A worker that dies goes on
             from the last one, and a ``Checkpoint`` writes them, with the buffers. ``None`` for none
-            but that of a fit that stops.
+            but that of a fit that stops: all simulations run again for a worker that dies, and
+            their inputs are kept until then.
         resume:
             As in ``fit``, from saves; simulations of which one lacks samples run again. Give the
             same inputs again.

@@ -38,7 +38,8 @@ class SampleSender(Closable):
 
     Use it as a context manager: the end of the block marks the stream as complete, an exception in
     it marks the program as failed. ``send`` blocks while the buffers are full. If a worker dies, or
-    the fit goes on from a save, samples that were not saved are lost, with a warning. Raises
+    the fit goes on from a save, samples that were not saved are lost, with a warning; the fit ends
+    with an error if a worker dies with samples of a sender without a name. Raises
     ``ConnectionRefusedError`` if no fit listens, ``PermissionError`` for a wrong token, and
     ``TrainingEndedError`` when the fit accepts no more samples.
     """

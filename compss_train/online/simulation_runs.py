@@ -37,7 +37,7 @@ At least as many as run at a time.
 """
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Simulation:
     """One input, and the state of its simulation."""
 

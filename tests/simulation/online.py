@@ -154,12 +154,16 @@ class Sender:
                     sender.send(one_hot(number, SAMPLES), np.float32(0))
             self._has_ended = True
 
+    def retire(self) -> None:
+        """Start it no more: the study has ended."""
+        self._has_ended = True
+        self._is_needed = False
+
     def interrupt(self) -> None:
         """Start it no more; end it if it has a name, and would wait for the next program without a
         limit.
         """
-        self._has_ended = True
-        self._is_needed = False
+        self.retire()
         if self._name is not None:
             self._events.kill(self._process)
 
@@ -231,6 +235,8 @@ def _run(world: World, workers: int, fails: FailAt, options: dict[str, Any], *, 
     ]
     try:
         online(trainer, OneHotSimulation(SAMPLES, fails), inputs, **study)
+        for sender in senders:
+            sender.retire()
         trainer.close()
         engine.drain()
     except (Exception, *DEATHS) as error:

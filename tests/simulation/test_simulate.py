@@ -209,6 +209,13 @@ def test_a_worker_is_suspended_while_it_connects(seed):
     simulate_online(seed, [Fault("jump", "moment", at, 50_000.0) for at in range(3, 12)])
 
 
+@pytest.mark.parametrize("at", [50, 80, 110])
+@pytest.mark.parametrize("seed", [6, 20, 40, 47, 58])
+def test_a_worker_that_dies_without_saves_loses_no_sample(seed, at):
+    """Simulations run again, and so does a sender with a name: seeds 40 and 58 have one."""
+    assert simulate_online(seed, [Fault("die", "message", at)])[0].fired
+
+
 def test_connections_of_online_fits_that_break():
     # ConnectionLostError: connection lost: the connection is closed
     # the engine still holds ['result of simulate_and_send 3']

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.processes import ROOT
+from tests.soak import studies
 from tests.soak.disturbed import Disturbed
 from tests.soak.fits import EVERY, disturb_fit
 from tests.soak.online_program import STEPS
@@ -59,3 +60,8 @@ def test_an_online_fit_trains_each_sample(soak_folder, soak_minutes):
     assert min(counts[:samples]) >= 1
     assert not any(counts[samples:])
     program.check_flat(16)
+
+
+def test_studies_whose_processes_are_killed_lose_no_sample_in_silence(soak_minutes):
+    """About one a minute."""
+    assert studies.main(max(1, int(soak_minutes))) == 0
