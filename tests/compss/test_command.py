@@ -1,13 +1,19 @@
 """The command line as an application of COMPSs: runcompss runs the script that pip installs."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from compss_train.cli import main
 from compss_train.model import parameters
-from tests.compss.conftest import OF_THREE
+from tests.compss.conftest import INSIDE, LIMIT, OF_THREE
 from tests.helpers.models import assert_same_bits
+from tests.helpers.processes import ROOT
 
 pytestmark = pytest.mark.timeout(OF_THREE)
 
@@ -105,3 +111,32 @@ def test_modules_that_workers_do_not_find_are_an_error(run, script, folder):
     lost = run(script, "fit", folder / "run.toml")
     assert lost.returncode == 1, lost.output
     assert f"runcompss --pythonpath={folder}" in lost.output
+
+
+def test_runcompss_with_the_files_of_configure_runs_its_python(tmp_path, monkeypatch):
+    """An environment that is only on the PATH, such as conda's: no VIRTUAL_ENV, no flag."""
+    if shutil.which("runcompss") is None:
+        pytest.skip("needs COMPSs: there is no runcompss on the PATH")
+    python = Path(sys.executable).with_name("python3")
+    monkeypatch.setenv("PATH", f"{python.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    folder = tmp_path / "cluster"
+    assert main(["configure", "--nodes", "2", "--units", "1", "--folder", str(folder)]) == 0
+    command = [
+        *("runcompss", "--lang=python", "--cpu_affinity=disabled"),
+        *(f"--project={folder}/project.xml", f"--resources={folder}/resources.xml"),
+        *(f"--log_dir={tmp_path}", f"--pythonpath={ROOT}", str(INSIDE / "interpreters.py")),
+    ]
+    with (tmp_path / "output.txt").open("w") as output:
+        done = subprocess.run(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=tmp_path,
+            timeout=LIMIT,
+            start_new_session=True,
+        )
+    printed = (tmp_path / "output.txt").read_text()
+    assert done.returncode == 0, printed
+    assert f"interpreters ['{python}']" in printed
