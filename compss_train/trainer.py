@@ -223,8 +223,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             docs/training-options.md. ``False`` by default.
         class_weight:
             A weight for each class, as a sequence or a dict with class indices as keys, for the
-            training loss (not for evaluation): docs/training-options.md. ``None`` (default) for no
-            weights.
+            training loss (not for evaluation): docs/training-options.md. Keys may be the names of
+            the classes that y has in a frame or in files. ``None`` (default) for no weights.
         schedule:
             Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits)
             that returns a factor, or a callable that makes a torch scheduler from an optimizer,
@@ -410,7 +410,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         if self._session.must_start:
             first_batch.find_mistakes(fit)
         rounds.run(fit)
-        return self.get_parameters()
+        return self._fitted()
 
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
         """Check the arguments of a fit without running it: what ``fit`` checks, and one batch.
@@ -545,7 +545,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             options=options,
         )
         fit.run(resume)
-        return self.get_parameters()
+        return self._fitted()
 
     @property
     def seed(self) -> int:
@@ -702,6 +702,13 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         arrays = params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
         arrays.state = self._model.network_state
         return arrays
+
+    def _fitted(self) -> params.Parameters:
+        """Return the parameters with what a notebook shows of the fit that has ended."""
+        fitted = params.NamedArrays(self.get_parameters())
+        fitted.state = self._model.network_state
+        fitted.record = self.history[-1] if self.history else None
+        return fitted
 
     def summary(self) -> Table:
         """Return a table of the network: what it holds, in names, shapes, numbers and bytes.

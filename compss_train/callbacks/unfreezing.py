@@ -1,5 +1,7 @@
 """``Unfreeze``: trains frozen parameters from some epoch on, as in fine-tuning."""
 
+from collections.abc import Mapping
+
 import torch
 
 from compss_train._utils.validation import check_count, check_non_negative
@@ -14,7 +16,8 @@ class Unfreeze(WorkerCallback):
 
     In fine-tuning this is when a new head has settled. Every worker's optimizer gets them as a new
     group with the options of its first one (``add_param_group``), and keeps its state. Submodules
-    in evaluation mode, such as BatchNorm, stay in it. Later fits need the same callback. An outer
+    in evaluation mode, such as BatchNorm, stay in it. The history has their learning rate as
+    ``lr/PATTERN``. Later fits need the same callback. An outer
     optimizer does not step these parameters: they are averaged.
 
     Parameters
@@ -48,6 +51,10 @@ class Unfreeze(WorkerCallback):
                 f"Unfreeze({self.pattern!r}) matches no frozen parameter; the "
                 f"frozen ones are {some}"
             )
+
+    def added_rates(self, epoch: int) -> Mapping[str, float]:
+        """Return the group's name and ``factor`` once it is trained."""
+        return {self.pattern: self.factor} if epoch >= self.epoch else {}
 
     def on_optimizer(self, context: WorkerContext) -> None:
         """Unfreeze the parameters, and add those that the optimizer lacks."""

@@ -18,6 +18,9 @@ from compss_train.data.conversions import (
 )
 from compss_train.data.layout import FileContentError
 
+MOST_PROBLEMS = 10
+"""Columns whose problems an error lists."""
+
 
 def is_frame(value: Any) -> bool:
     """Return whether a value is a frame or series of pandas or polars; imports neither."""
@@ -52,7 +55,7 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> FrameArray:
             series = _columns_by_name(value)
         else:
             series = {str(getattr(value, "name", None) or name): value}
-        columns = {label: _numbers(label, column) for label, column in series.items()}
+        columns = _numbers_of(series)
     except FileContentError as error:
         raise ValueError(f"{name} is a {type(value).__name__} that {error}") from None
     coding: Coding = {columns_key(name): tuple(columns)} if is_table else {}
@@ -94,9 +97,35 @@ class _Numbers(NamedTuple):
     """The categories whose codes the numbers are, if any."""
 
 
+def _numbers_of(series: dict[str, Any]) -> dict[str, _Numbers]:
+    """Return the numbers of columns; raise ``FileContentError`` of all that have none."""
+    columns = {}
+    problems = []
+    for label, column in series.items():
+        try:
+            columns[label] = _numbers(label, column)
+        except FileContentError as error:
+            problems.append(str(error))
+    if len(problems) == 1:
+        raise FileContentError(problems[0])
+    if problems:
+        shown = "".join(f"\n- {problem}" for problem in problems[:MOST_PROBLEMS])
+        left_out = len(problems) - MOST_PROBLEMS
+        if left_out > 0:
+            shown += f"\n- and so on, in {left_out} more columns"
+        raise FileContentError(f"has {len(problems)} columns that are not ready:{shown}")
+    return columns
+
+
 def _numbers(name: str, series: Any) -> _Numbers:
-    check_complete(name, np.asarray(series.isna() if hasattr(series, "isna") else series.is_null()))
+    _check_complete(name, series)
     kind = str(series.dtype).lower()
+    if kind.startswith(("datetime", "date", "time")):
+        days = " / pandas.Timedelta('1D')" if hasattr(series, "isna") else ".dt.total_days()"
+        raise FileContentError(
+            f"holds dates or times in {name!r}, {series.dtype}: give numbers, such as "
+            f"(frame[{name!r}] - frame[{name!r}].min()){days}, or leave the column out"
+        )
     if kind.startswith(("category", "categorical", "enum")):
         return _category_codes(name, series)
     first: Any = next(iter(series), None)
@@ -123,6 +152,19 @@ def _numbers(name: str, series: Any) -> _Numbers:
         values = series.to_numpy(dtype=series.dtype.numpy_dtype)
     check_numbers(name, values.dtype)
     return _Numbers(np.asarray(values))
+
+
+def _check_complete(name: str, series: Any) -> None:
+    """Raise ``FileContentError``, with the line that mends it, if a column lacks values."""
+    of_pandas = hasattr(series, "isna")
+    try:
+        check_complete(name, np.asarray(series.isna() if of_pandas else series.is_null()))
+    except FileContentError as error:
+        fill = "fillna" if of_pandas else "fill_null"
+        drop = "dropna" if of_pandas else "drop_nulls"
+        raise FileContentError(
+            f"{error} (frame[{name!r}].{fill}(0), or frame.{drop}() before x and y are taken)"
+        ) from None
 
 
 def _category_codes(name: str, series: Any) -> _Numbers:

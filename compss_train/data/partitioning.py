@@ -77,6 +77,13 @@ class Round:
     The assignments are then what workers put into it.
     """
 
+    @property
+    def first_epoch(self) -> int:
+        """Number of the epoch in which this round starts, from 0 over all fits."""
+        drawn = [draws.epoch for draws in self.draws if draws is not None]
+        passes = [assignment[0].epoch for assignment in self.assignments if assignment]
+        return min(drawn or passes, default=self.last_epoch)
+
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Samples of each worker."""

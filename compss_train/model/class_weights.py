@@ -7,15 +7,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
-"""A weight for each class, by its index."""
+ClassWeight: TypeAlias = (
+    Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float] | Mapping[str, float]
+)
+"""A weight for each class, by its index or name."""
+
+CheckedWeight: TypeAlias = tuple[float, ...] | dict[str, float] | None
+"""A weight for each class, in the order of their indices, or by names that data will explain."""
 
 
-def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | None:
+def check_class_weight(class_weight: ClassWeight | None) -> CheckedWeight:
     """Return one weight for each class; raise ``ValueError`` for other values."""
     if class_weight is None:
         return None
     values: Any = class_weight
+    if isinstance(values, Mapping) and values and all(isinstance(name, str) for name in values):
+        numbers = check_class_weight([*values.values()])
+        return dict(zip(values, numbers or (), strict=True))
     if isinstance(values, Mapping):
         values = [values.get(index) for index in range(len(values))]
     try:
@@ -28,6 +36,26 @@ def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | 
             "or more classes, from 0 to the last one, and not 0 to all of them"
         )
     return tuple(weights.tolist())
+
+
+def weights_in_order(
+    by_name: Mapping[str, float], classes: Sequence[Any] | None
+) -> tuple[float, ...]:
+    """Return the weights of classes in the order of their indices, of weights by name.
+
+    ``classes`` are those that data have, or ``None`` for data without names. Raises ``ValueError``
+    unless each class has a weight, and each weight a class.
+    """
+    given = f"class_weight={dict(by_name)!r}"
+    if classes is None:
+        raise ValueError(
+            f"{given} is by names of classes, and y has none: give y as a column of categories or "
+            "files with classes, or a weight for each class index"
+        )
+    names = [str(name) for name in classes]
+    if sorted(names) != sorted(by_name):
+        raise ValueError(f"{given}: the classes of y are {', '.join(names)}; give each a weight")
+    return tuple(by_name[name] for name in names)
 
 
 def are_weights(numbers: Tensor) -> bool:

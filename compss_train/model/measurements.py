@@ -215,7 +215,7 @@ class MetricAccumulator:
             output = output.detach()
         for name, metric in self._measures.metrics.items():
             state = self._states[name]
-            with torch.no_grad(), _annotate_errors(name, output):
+            with torch.no_grad(), _annotate_errors(name, output, target):
                 if isinstance(metric, TorchMetric):
                     state.update(output, target)
                     continue
@@ -285,8 +285,8 @@ def measured_number(name: str, value: Any) -> Any:
 
 
 @contextmanager
-def _annotate_errors(name: str, output: Any = None) -> Iterator[None]:
-    """Add the metric's name to an exception, and what it got as output if that is no tensor."""
+def _annotate_errors(name: str, output: Any = None, target: Any = None) -> Iterator[None]:
+    """Add to an exception the metric's name, an output that is no tensor, and soft labels."""
     try:
         yield
     except Exception as error:
@@ -294,4 +294,14 @@ def _annotate_errors(name: str, output: Any = None) -> Iterator[None]:
         if output is not None and not isinstance(output, Tensor):
             note += f", which got {kind_of(output)} as output"
         error.add_note(f"{note}.")
+        if (
+            isinstance(target, Tensor)
+            and target.is_floating_point()
+            and target.dim() > 1
+            and target.shape == getattr(output, "shape", None)
+        ):
+            error.add_note(
+                f"Its targets are soft labels of shape {tuple(target.shape)}, as mixup makes in "
+                "training: compare with target.argmax(dim=1) if target.ndim == output.ndim."
+            )
         raise

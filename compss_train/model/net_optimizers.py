@@ -80,8 +80,16 @@ class GroupedOptimizer:
                 unused.pop(pattern, None)
         if unused:
             names = ", ".join(name for name, _ in parameters[:5])
+            pattern = next(iter(unused))
+            if any(matches(name, pattern) for name, _ in net.named_parameters()):
+                raise ValueError(
+                    f"groups has {pattern!r}, which matches frozen parameters only: leave it out, "
+                    f"and let the callback Unfreeze({pattern!r}, epoch=..., factor=0.1) train them "
+                    "from some epoch on, at a tenth of the first group's learning rate; or set "
+                    "requires_grad"
+                )
             raise ValueError(
-                f"groups has {next(iter(unused))!r}, which matches no trained parameter; the first "
+                f"groups has {pattern!r}, which matches no trained parameter; the first "
                 f"are {names}; give a prefix of dotted names, or a pattern such as 'layer4.*' or "
                 "'*.bias'"
             )

@@ -30,7 +30,8 @@ from compss_train._utils.private_names import spectral_vectors
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model import devices, saved_state, value_encoding
 from compss_train.model.compression import Key
-from compss_train.reports.formatting import Table
+from compss_train.reports.formatting import Table, number
+from compss_train.reports.records import Record, epoch_of, measured_numbers
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -176,6 +177,8 @@ def as_parameters(values: Mapping[str, Any]) -> Parameters:
 class NamedArrays(Parameters, validation.Suggesting):
     """Parameters that a program or notebook shows in a line or a table, without their values."""
 
+    record: Record | None = None
+    """The last record of the fit that has returned them."""
     state: dict[str, Any] | None = None
     """What the network keeps besides them, as plain values, if that is known."""
 
@@ -186,9 +189,17 @@ class NamedArrays(Parameters, validation.Suggesting):
 
     def __repr__(self) -> str:
         numbers = sum(array.size for array in self.values())
-        return f"{len(self)} arrays of {numbers:,} numbers"
+        arrays = f"{len(self)} arrays of {numbers:,} numbers"
+        if self.record is None:
+            return arrays
+        last = epoch_of(self.record) | measured_numbers(self.record)
+        values = ", ".join(f"{name} {number(value)}" for name, value in last.items())
+        return f"{values} ({arrays})"
 
     def _repr_html_(self) -> str:
+        if self.record is not None:
+            last = epoch_of(self.record) | measured_numbers(self.record)
+            return Table(repr(self), [*last], [[*map(number, last.values())]])._repr_html_()
         return table(self, repr(self))._repr_html_()
 
 

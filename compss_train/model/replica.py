@@ -55,9 +55,13 @@ class ModelReplica:
         self.net = copied.net
         self.measures = copied.measures
         self.optimizer_factory = copied.optimizer
-        self.loss = TrainingLoss(
-            copied.loss, spec.class_weight if training else None, device, count=copied.loss_count
-        )
+        weights = spec.class_weight if training else None
+        if isinstance(weights, dict):
+            raise ValueError(
+                f"class_weight={weights!r} is by names of classes, which only fit knows, of its y: "
+                "give a weight for each class index"
+            )
+        self.loss = TrainingLoss(copied.loss, weights, device, count=copied.loss_count)
         self.collate = copied.collate
         self.transform = copied.transform
         self.train_transform = copied.train_transform

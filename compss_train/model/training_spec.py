@@ -11,6 +11,7 @@ from torch import nn
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
 from compss_train.model.attributes import NETWORK, AttributeReader, ImmutableAttributes
+from compss_train.model.class_weights import CheckedWeight
 from compss_train.model.closures import ClosureUse
 from compss_train.model.devices import is_gpu
 from compss_train.model.gradients import Gradients
@@ -89,7 +90,7 @@ class TrainingSpec:
     compile: compilation.Compilation | None = None
     """Compiles forward passes in training; ``None`` runs the network eagerly."""
     memory_format: MemoryFormat = "contiguous"
-    class_weight: tuple[float, ...] | None = None
+    class_weight: CheckedWeight = None
     """Class weights of the training loss."""
     gradients: Gradients = field(default_factory=Gradients)
     closure_use: ClosureUse = field(default="no", repr=False)

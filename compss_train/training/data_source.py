@@ -114,6 +114,16 @@ class DataSource:
         return self.reader.fingerprint((0, *stops[:-1]), stops)
 
     @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """The names of the classes of y, by their indices; ``None`` if it has none."""
+        of_columns = [
+            classes
+            for meaning, classes in self.coding.items()
+            if meaning == classes_key("y") or meaning.endswith(" in y")
+        ]
+        return of_columns[0] if len(of_columns) == 1 else None
+
+    @property
     def without_targets(self) -> Self:
         """The source of the same samples without y and weights, as in a prediction."""
         inputs = len(leaves(self.structure.x))
@@ -308,6 +318,7 @@ def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]
     Raises ``TypeError`` for data that hold samples and targets.
     """
     converted = _Converted({**columns})
+    problems: list[str] = []
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
             continue
@@ -317,7 +328,11 @@ def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]
             )
         if not is_frame(value):
             continue
-        frame = frame_as_array(value, name, floats())
+        try:
+            frame = frame_as_array(value, name, floats())
+        except ValueError as error:
+            problems.append(str(error))
+            continue
         converted.columns[name] = frame.array
         converted.notes += frame.notes
         converted.remarks += frame.remarks
@@ -327,6 +342,8 @@ def _without_frames(columns: Mapping[str, Any], floats: Callable[[], str | None]
             if converted.index is not None:
                 converted.notes += _other_order(*converted.index, name, index)
             converted.index = converted.index or (name, index)
+    if problems:
+        raise ValueError("\n".join(problems))
     return converted
 
 

@@ -10,6 +10,7 @@ from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
 from compss_train.data.block_passes import Batching
+from compss_train.model.class_weights import weights_in_order
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.training.callback import AnyCallback
@@ -238,6 +239,8 @@ class FitOptions:
         buffers: BufferRules = NO_BUFFER_RULES,
     ) -> Job:
         """Return what all tasks that train on these samples share."""
+        if isinstance(spec.class_weight, dict):
+            spec = replace(spec, class_weight=weights_in_order(spec.class_weight, data.classes))
         mixing = self.shuffle if isinstance(self.shuffle, PartialShuffle) else None
         shuffles_rows = self.shuffle_block_data and mixing is None
         return Job(

@@ -7,6 +7,7 @@ from compss_train._utils.validation import warn_once
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import ResumePoint, RoundPlan
 from compss_train.model import parameters as params
+from compss_train.model.class_weights import weights_in_order
 from compss_train.model.training_loss import check_weightable
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
@@ -179,6 +180,8 @@ def prepare_fit(
         scheduled=schedule is not None,
         saved=None if progress is None else progress.options,
     )
+    if isinstance(spec.class_weight, dict):
+        weights_in_order(spec.class_weight, data.classes)
     if data.structure.weighted and spec.training_step is None:
         check_weightable(spec.loss)
     validation = None

@@ -11,6 +11,7 @@ from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.inference import skipped_batches
 from compss_train.training.merge import MergeKind
 from compss_train.training.schedules.base import SubmittedRound
+from compss_train.worker.callbacks import WorkerCallback
 
 
 def round_record(
@@ -18,6 +19,7 @@ def round_record(
     measured: Mapping[str, list[Measured]],
     built: BuildArguments,
     *,
+    in_workers: Sequence[WorkerCallback] = (),
     fit_started: float,
     seconds: float,
     merge: MergeKind,
@@ -46,7 +48,7 @@ def round_record(
         "merge": merge,
         **({"skipped": list(skipped)} if skipped else {}),
         **skipped_batches(sum(part.skipped_batches for part in of_workers)),
-        **_learning_rates(submitted, built),
+        **_learning_rates(submitted, built, in_workers),
         "workers": [
             _worker_record(worker, part, measures, submitted.weights)
             for worker, part in zip(workers, of_workers, strict=True)
@@ -55,14 +57,21 @@ def round_record(
     }
 
 
-def _learning_rates(submitted: SubmittedRound, built: BuildArguments) -> dict[str, float]:
+def _learning_rates(
+    submitted: SubmittedRound, built: BuildArguments, in_workers: Sequence[WorkerCallback]
+) -> dict[str, float]:
     """Return the learning rates at the end of a round, if they change or differ."""
-    if built.lr_schedule is None:
-        return built.rates if len(built.rates) > 1 else {}
     round_ = submitted.workers.round
-    stops = [stop for start, stop in round_.spans if start < stop]
-    trained_part = max(stops, default=Fraction(1))  # of the last epoch
-    return built.lr_schedule.rates(round_.last_epoch, trained_part)
+    rates = built.rates
+    if built.lr_schedule is not None:
+        stops = [stop for start, stop in round_.spans if start < stop]
+        trained_part = max(stops, default=Fraction(1))  # of the last epoch
+        rates = built.lr_schedule.rates(round_.last_epoch, trained_part)
+    added: dict[str, float] = {}
+    for callback in in_workers:
+        added.update(callback.added_rates(round_.first_epoch))
+    rates = rates | {f"lr/{name}": rates["lr"] * factor for name, factor in added.items()}
+    return rates if len(rates) > 1 or built.lr_schedule is not None else {}
 
 
 def _worker_record(

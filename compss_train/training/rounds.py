@@ -427,6 +427,7 @@ class RoundLoop(FitRun):
             submitted,
             measured,
             self._session.model.built,
+            in_workers=self._fit.callbacks.in_workers,
             fit_started=self._began,
             seconds=seconds,
             merge=self._merging.name,

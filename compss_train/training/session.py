@@ -306,5 +306,8 @@ class Session:
 def _report_end(signal: str, model: TrainedModel) -> None:
     progress = "no round completed"
     if model.history:
-        progress = f"last complete round: {model.history[-1]['round']}"
+        last = model.history[-1]
+        progress = f"last complete round: {last['round']}"
+        if "epoch" in last:
+            progress += f", epoch {last['epoch']}"
     print(f"compss_train: fit interrupted by {signal}; {progress}", file=sys.stderr)

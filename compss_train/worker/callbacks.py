@@ -83,6 +83,14 @@ class WorkerCallback:
         ``"factor"``.
         """
 
+    def added_rates(self, epoch: int) -> Mapping[str, float]:
+        """Return the groups that ``on_optimizer`` has added, for the history; by default none.
+
+        By their names, with their learning rates as multiples of the first group's, in a round that
+        starts in this epoch.
+        """
+        return {}
+
     def on_round_start(self, context: WorkerContext) -> None:
         """Run before the first batch of a worker's round, with the merged parameters."""
 

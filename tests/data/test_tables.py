@@ -81,7 +81,7 @@ WRONG = {
     "lacks a value in 'kind'": FRAME.assign(kind=pd.Categorical(["a", None, "b"])),
     "holds str values in 'name'": FRAME.assign(name=list("abc")),
     "holds list values in 'parts'": FRAME.assign(parts=[[1], [2], [3]]),
-    "in 'born', which are no numbers": FRAME.assign(born=pd.to_datetime(["2000-01-01"] * 3)),
+    "dates or times in 'born'": FRAME.assign(born=pd.to_datetime(["2000-01-01"] * 3)),
     "several of one name": pd.concat([FRAME, FRAME], axis=1),
 }
 

@@ -289,7 +289,7 @@ def test_after_ctrl_c_one_line_tells_the_last_complete_round(capsys, progress):
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, InterruptAt(2), progress=progress)
     *_, last = lines = capsys.readouterr().err.splitlines()
-    assert last == "compss_train: fit interrupted by Ctrl-C; last complete round: 1"
+    assert last == "compss_train: fit interrupted by Ctrl-C; last complete round: 1, epoch 2"
     assert sum("interrupted" in line for line in lines) == 1
     assert_same_bits(trainer.get_parameters(), fit(trainer_of(), num_epochs=2))
 
@@ -328,7 +328,7 @@ def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, ho
     done = {"fit_start": 0, "fit_end": 3}.get(hook, 2)
     assert stopped.stopped == ("SIGTERM" if done < 3 else None)
     assert len(stopped.history) == done
-    last = f"last complete round: {done - 1}" if done else "no round completed"
+    last = f"last complete round: {done - 1}, epoch {done}" if done else "no round completed"
     assert capsys.readouterr().err == f"compss_train: fit interrupted by SIGTERM; {last}\n"
     assert list(list_checkpoints(tmp_path)) == ([done - 1] if done else [])
     fit(whole)
