@@ -88,6 +88,7 @@ class FileDataset:
         classes, or numbers.
     weight:
         Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
+        They count in training, not in evaluation.
     index:
         Name of a small JSON file that caches headers while a file's size and modification time stay
         the same.

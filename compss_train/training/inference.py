@@ -260,6 +260,8 @@ def inference(
         *samples, workers, targets=targets, floats=floats, engine=session.engine_class.name
     )
     check_same_coding(model.coding, data, "the data")
+    if targets:
+        _tell_of_weights(data)
     if batch_size is not None:
         check_count("batch_size", batch_size)
     with session.working():
@@ -311,12 +313,23 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
         )
     x, y = pair
     try:
-        return as_data_source(
+        data = as_data_source(
             x, y, session.num_workers, floats=spec.float_dtype, engine=session.engine_class.name
         )
     except (TypeError, ValueError) as error:
         error.add_note("This is about validation_data=.")
         raise
+    _tell_of_weights(data)
+    return data
+
+
+def _tell_of_weights(data: DataSource) -> None:
+    """Tell, once, that the weights of files count in training alone."""
+    if data.dataset is not None and data.dataset.weight is not None:
+        warn_once(
+            f"evaluation is not weighted: the weights {data.dataset.weight!r} of the files count "
+            "in training alone"
+        )
 
 
 def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:

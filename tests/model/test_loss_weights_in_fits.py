@@ -200,3 +200,14 @@ def test_wrong_weights_in_files_are_found_before_any_task(tmp_path):
         TypeError, match=r"leave sample_weight out, and name the array in FileDataset\(..., weight="
     ):
         trainer.fit(FileDataset(tmp_path / "*.npz"), sample_weight=WEIGHT, **options)
+
+
+def test_weights_of_evaluated_files_are_told_not_to_count(tmp_path):
+    write_files(tmp_path, {"x": X, "y": Y, "w": np.arange(len(X), dtype=np.float32)}, rows=20)
+    files = FileDataset(tmp_path / "*.npz", weight="w")
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy")
+        with pytest.warns(UserWarning, match="evaluation is not weighted: the weights 'w'"):
+            trainer.fit(files, num_epochs=1, batch_size=5, validation_data=files, progress=False)
+        measured = trainer.evaluate(FileDataset(tmp_path / "*.npz"))
+        assert trainer.history[-1]["val_loss"] == pytest.approx(measured["loss"])
