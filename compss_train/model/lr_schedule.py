@@ -83,7 +83,9 @@ class LrSchedule:
         self.unit = schedule.unit
         self._monitor = schedule.monitor
         self._known = [self._current()]
-        """The hyperparameters of each step so far."""
+        """The hyperparameters of each step so far, from the first one that is not forgotten."""
+        self._forgotten = 0
+        """How many earlier steps are."""
         self._failure: Exception | None = None
         self._epoch = 0
         self._measured: float | None = None
@@ -100,7 +102,7 @@ class LrSchedule:
                 self._epoch = step
                 self._measured = None
             return self._current()
-        while len(self._known) <= step and self._failure is None:
+        while self._reached <= step and self._failure is None:
             try:
                 # Torch misses the steps of the optimizer, which workers make.
                 with warnings.catch_warnings():
@@ -111,13 +113,29 @@ class LrSchedule:
                 self._known.append(self._current())
             except Exception as error:
                 self._failure = error  # a step that failed half-way cannot be repeated
-        if step < len(self._known):
-            return self._known[step]
-        epoch = f"{len(self._known) / self.steps:g}"
+        if step < self._reached:
+            return self._known[step - self._forgotten]
+        if self.unit == "batches" and self.steps == 1:
+            raise ValueError(
+                f"schedule= fails in batch {self._reached} of a worker (counted from 0 over all "
+                f"fits since build): {self._failure}; give it more steps, or the fit max_batches="
+            ) from self._failure
+        epoch = f"{self._reached / self.steps:g}"
         raise ValueError(
             f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): "
             f"{self._failure}"
         ) from self._failure
+
+    @property
+    def _reached(self) -> int:
+        """The number of steps whose hyperparameters were computed."""
+        return self._forgotten + len(self._known)
+
+    def forget(self, stop: int) -> None:
+        """Forget the steps before ``stop`` that were computed: they are not asked for again."""
+        forgotten = max(0, min(stop, self._reached - 1) - self._forgotten)
+        del self._known[:forgotten]
+        self._forgotten += forgotten
 
     def during(
         self, epoch: int, start: Fraction = _START, stop: Fraction = _END

@@ -42,7 +42,8 @@ class Schedule:
         What the function is called with: the number of ``"epochs"`` (default), fractions of them if
         there are several steps, or of ``"steps"``. ``"batches"`` makes a step for each batch of a
         worker, as a scheduler that is stepped inside a plain loop: an epoch has as many as the
-        worker with an average share of it.
+        worker with an average share of it. ``fit_online`` takes this unit only, and counts each
+        worker's batches over all fits.
     monitor:
         The number of the records that ``ReduceLROnPlateau`` is stepped with, such as
         ``"val_accuracy"`` with ``mode="max"``. By default ``val_loss``, or ``loss`` without

@@ -44,6 +44,7 @@ from compss_train.training import (
 )
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merge import Merge
+from compss_train.training.pickling import check_picklable
 from compss_train.training.running_fit import Fit, FitRun
 from compss_train.training.schedules.server import GlobalParameters
 from compss_train.training.session import Session
@@ -82,11 +83,17 @@ class OnlineFit(Fit, FitRun):
     def _check_model(self) -> None:
         built = self.session.model.built
         spec = built.training_spec
-        if built.lr_schedule is not None:
-            raise ValueError(
-                "fit_online has no epochs, which a schedule depends on; build without schedule=, "
-                "with a constant learning rate"
-            )
+        if built.schedule is not None and built.lr_schedule is not None:
+            if built.schedule.unit != "batches":
+                raise ValueError(
+                    "fit_online has no epochs, which this schedule depends on; build with "
+                    "Schedule(function, unit='batches'), whose steps are a worker's batches"
+                )
+            check_picklable(schedule=built.schedule)
+            max_batches = self.options.max_batches
+            if max_batches is not None:
+                workers = self.session.num_workers
+                built.lr_schedule.prepare(max_batches, batches=1, workers=workers)
         outer_optimizer = self.options.merge.outer_optimizer
         if outer_optimizer is not None:
             network_checks.check_outer_optimizer(outer_optimizer, spec.net)
@@ -311,6 +318,7 @@ class OnlineFit(Fit, FitRun):
             num_workers=self.session.num_workers,
             options=self.options,
             seed=seed if self.study is None else self.study.seed,
+            schedule=model.built.schedule,
             by_sample=sampler is not None and sampler.needs_losses,
             lockstep=self.simulations.lockstep,
         )

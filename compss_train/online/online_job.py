@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from compss_train.engines import nodes
+from compss_train.model.schedule import Schedule
 from compss_train.net import Address, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import NUMBERS
@@ -28,6 +29,8 @@ class OnlineJob:
     num_workers: int
     options: OnlineOptions
     seed: int
+    schedule: Schedule | None = None
+    """The learning rates by batches, if they change."""
     by_sample: bool = False
     """Whether workers report the losses of samples."""
     lockstep: bool = False

@@ -166,6 +166,7 @@ class Reports:
             "repetitions_mean": got / max(1, self.received),
             **skipped_batches(sum(worker.skipped for worker in unrecorded)),
             "waited": sum(worker.waited for worker in unrecorded),
+            **self._buffers[0].rates,
             "simulations": simulations,
             "workers": [
                 self._worker_record(worker, unrecorded[worker], trained)

@@ -5,7 +5,7 @@ the wire messages are data, a header in JSON and arrays, and never pickles.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,6 +53,8 @@ class WorkerReport(Measured):
     """Samples that batches took from it so far; repetitions count."""
     waited: float = 0.0
     """Seconds that the worker has waited for samples since its last report."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """The learning rates of its last batch by their names in records, if a schedule sets them."""
 
 
 @dataclass(frozen=True, eq=False)

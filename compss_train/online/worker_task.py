@@ -20,6 +20,7 @@ from compss_train.engines import calls, liveness, nodes
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
 from compss_train.model import parameters as params
+from compss_train.model.lr_schedule import LrSchedule, make_schedule, rates
 from compss_train.model.parts import Moments
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import decode_value, encoded_pieces
@@ -133,6 +134,7 @@ class OnlineWorker:
             spec=training_spec, batching=batching, seed=job.seed, buffers=self._exchange.buffers
         )
         self._learner = self._make_learner(state, moments)
+        self._schedule = self._make_schedule()
         self._losses = self._make_losses(saved_buffer)
         self._buffer = self._make_buffer(saved_buffer)
         self._batches: int = saved.get("batches", 0)
@@ -164,6 +166,23 @@ class OnlineWorker:
         # What is not finite is found at once: samples do not come again.
         state = replace(state, skipped=True)
         return Learner(self._training, self._base, state, work=work, moments=moments)
+
+    def _make_schedule(self) -> LrSchedule | None:
+        if self._job.schedule is None:
+            return None
+        replica = self._learner.replica
+        return make_schedule(self._job.schedule, replica.net, replica.optimizer_factory)
+
+    def _follow_schedule(self) -> None:
+        """Set the hyperparameters of the next batch; the schedule's steps are a worker's batches.
+
+        They follow from the number of the batch alone: after a save they are the same.
+        """
+        if self._schedule is None:
+            return
+        number = self._learner.batches
+        self._learner.set_hyperparameters(self._schedule.at(number))
+        self._schedule.forget(number)
 
     def _make_losses(self, saved: dict[str, Any]) -> SampleLosses | None:
         if not self._job.by_sample:
@@ -229,6 +248,7 @@ class OnlineWorker:
                 self._settle(waits=True)
                 self._save_if_asked()
                 continue
+            self._follow_schedule()
             yield self._job.make_batch(drawn, self._number, self._batches).to(self._device)
             self._batches += 1
             self._after_batch()
@@ -323,10 +343,15 @@ class OnlineWorker:
             put=self._buffer.samples_put,
             got=self._buffer.samples_got,
             waited=self._buffer.waited,
+            rates=self._rates(),
         )
         self._buffer.waited = 0.0
         losses = None if self._losses is None else self._losses.report()
         self._coordinator.send(Reported(report, losses, settled=self._settled, stops=stops))
+
+    def _rates(self) -> dict[str, float]:
+        """Return the learning rates of the last batch, if a schedule changes them."""
+        return {} if self._schedule is None else rates(self._learner.optimizer.param_groups)
 
     # Saves
 

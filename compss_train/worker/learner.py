@@ -122,6 +122,15 @@ class Learner:
         """Whether all that was learnt is finite; known at the end, unless batches are checked."""
         return self._stepper.finite
 
+    @property
+    def batches(self) -> int:
+        """Number of batches trained, including by earlier tasks of the worker."""
+        return self._batches
+
+    def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
+        """Train the next batches with these values of a schedule."""
+        _set_hyperparameters(self.optimizer, hyperparameters)
+
     def learn_all(self, batches: Iterator[Batch]) -> int:
         """Learn prepared batches, and return the number of their samples.
 
@@ -142,7 +151,7 @@ class Learner:
                     unbegun.remove((epoch, batch.block))
                     self._renew_optimizer(hyperparameters)
                 elif number in changes:
-                    _set_hyperparameters(self.optimizer, changes[number])
+                    self.set_hyperparameters(changes[number])
                 self.learn(batch)
                 samples += batch.samples
                 liveness.beat(batch.samples)

@@ -20,7 +20,14 @@ from hypothesis.extra.numpy import arrays
 from safetensors import safe_open
 from torch import nn
 
-from compss_train import BufferSpec, Gradients, SampleSender, Simulations, SpacedInputs
+from compss_train import (
+    BufferSpec,
+    Gradients,
+    SampleSender,
+    Schedule,
+    Simulations,
+    SpacedInputs,
+)
 from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data import locations
@@ -223,7 +230,12 @@ NETS = {
         {"outer_optimizer": NESTEROV, "every": 3},
     ),
     "accumulate": ({"optimizer": "adam", "lr": 0.01}, {"every": 4}),
+    "schedule": ({"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, {"every": 4}),
 }
+
+
+def decaying(batch):
+    return 0.97**batch
 
 
 @pytest.mark.parametrize("case", NETS)
@@ -235,9 +247,19 @@ def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed
     """
     optimizer, options = NETS[case]
     gradients = Gradients(accumulate=3) if case == "accumulate" else None
+    schedule = Schedule(decaying, unit="batches") if case == "schedule" else None
 
     def life(folder, stop=None, **more):
-        trainer = build_trainer(local, 1, dropping(), optimizer, "mse", seed=3, gradients=gradients)
+        trainer = build_trainer(
+            local,
+            1,
+            dropping(),
+            optimizer,
+            "mse",
+            seed=3,
+            gradients=gradients,
+            schedule=schedule,
+        )
         given = {
             "callbacks": [Checkpoint(folder / "saves"), *([] if stop is None else [stop])],
             "progress": False,
