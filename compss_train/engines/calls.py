@@ -208,10 +208,10 @@ def exited(error: SystemExit) -> RuntimeError:
 
 
 def task_traceback(error: BaseException) -> str:
-    """Return the traceback of a task's exception, without most frames that are not the user's.
+    """Return the traceback of a task's exception, whose last frame is the user's.
 
-    Of those of this package and of torch there is at most the last one, and of all at most
-    ``MOST_FRAMES``.
+    Of those of this package and of torch there is the last one only if an exception has no others.
+    Of all frames there are at most ``MOST_FRAMES``.
     """
     # Frames of __torch_function__ only watch.
     parts = [
@@ -220,12 +220,14 @@ def task_traceback(error: BaseException) -> str:
         if ", in __torch_function__\n" not in part
     ]
     frames = [number for number, part in enumerate(parts) if part.startswith(_FRAME)]
-    innermost = [number for number in frames if number + 1 not in frames]
-    candidates = [
-        number
-        for number in frames
-        if number in innermost or not parts[number].startswith(_INTERNAL)
-    ]
+    candidates: list[int] = []
+    of_exception: list[int] = []
+    for number in frames:
+        if not parts[number].startswith(_INTERNAL):
+            of_exception.append(number)
+        if number + 1 not in frames:
+            candidates += of_exception or [number]
+            of_exception = []
     hidden = {*frames}.difference(candidates[:1], candidates[1:][1 - MOST_FRAMES :])
     text = ""
     for is_hidden, group in groupby(range(len(parts)), hidden.__contains__):

@@ -1,4 +1,4 @@
-"""Exceptions of tasks name the user's file, line and source, in at most 25 lines."""
+"""Exceptions of tasks name the user's file, line and source, the user's line last."""
 
 import linecache
 import subprocess
@@ -6,8 +6,10 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from compss_train import BufferSpec, Simulations
+from compss_train._utils.validation import check_count
 from compss_train.engines.calls import MOST_FRAMES, task_traceback
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from tests.helpers.models import classification, mlp
@@ -56,7 +58,10 @@ def test_a_mistake_in_a_script_is_named_with_file_line_and_source(tmp_path):
         (number,) = [number for number, line in enumerate(sources, 1) if line.endswith(f"# {mark}")]
         at = lines.index(f'  File "{script}", line {number}, in {name}')
         assert lines[at + 1].strip() == sources[number - 1].strip()
-    assert any("torch/nn/modules/linear.py" in line for line in lines)
+    shown = [line for line in lines if line.startswith("  File ")]
+    of_task = shown[: next(n for n, line in enumerate(shown) if "in <module>" in line)]
+    assert of_task[-1] == f'  File "{script}", line 15, in forward'
+    assert not any("torch/nn/modules/linear.py" in line for line in lines)
     assert len(lines) <= 25, done.stderr
 
 
@@ -116,3 +121,26 @@ def test_of_many_frames_the_first_and_the_last_are_shown():
     )
     assert text.endswith("ZeroDivisionError: division by zero\n")
     assert str(WorkerTraceback(text)) == f"\n{text.rstrip()}"
+
+
+def test_the_last_frame_of_a_mistake_in_torch_is_the_users():
+    with pytest.raises(RuntimeError) as caught:
+        mlp()(torch.zeros(2, 5))
+    lines = task_traceback(caught.value).splitlines()
+    *_, last = (number for number, line in enumerate(lines) if line.startswith("  File "))
+    assert "in test_the_last_frame_of_a_mistake_in_torch_is_the_users" in lines[last]
+    assert len(lines) <= 15
+
+
+def test_where_no_frame_is_the_users_the_last_one_is_shown():
+    error = None
+    try:
+        torch.zeros(2) @ torch.zeros(3)
+    except RuntimeError as caught:
+        error = caught.with_traceback(None)
+    assert "RuntimeError" in task_traceback(error)
+    with pytest.raises(ValueError, match="num_epochs") as failed:
+        check_count("num_epochs", 0)
+    inner = failed.value
+    inner.__traceback__ = inner.__traceback__.tb_next  # without this test's frame
+    assert "in check_count" in task_traceback(inner) or "in _number" in task_traceback(inner)
