@@ -16,7 +16,7 @@ from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import to_json
 from compss_train.online.input_samplers import InputSampler
-from compss_train.online.inputs import Inputs
+from compss_train.online.inputs import FAILED, Inputs
 from compss_train.online.simulation_table import SimulationTable
 from compss_train.reports.records import Record
 
@@ -69,7 +69,7 @@ class ChosenInputs(Inputs):
     def end(self, simulation: int, samples: int) -> None:
         """Record a simulation's number of samples, also in the table."""
         super().end(simulation, samples)
-        self._table.set(simulation, complete=samples >= 0)
+        self._table.set(simulation, complete=samples >= 0, failed=samples == FAILED)
 
     def report(self, worker: int, rows: NDArray[np.float64]) -> None:
         """Take in the report of a worker on the losses of its samples.

@@ -30,7 +30,10 @@ class InputSampler(ABC):
 
     @abstractmethod
     def next(self, table: SimulationTable) -> Any:
-        """Return the input of the next simulation, or ``None`` if the study has no more."""
+        """Return the input of the next simulation, or ``None`` if the study has no more.
+
+        It is asked again when a simulation is given up after that: ``table.failed`` says which.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

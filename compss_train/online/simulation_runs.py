@@ -389,6 +389,8 @@ class SimulationRuns:
         self._given_up_at = time.monotonic()
         self.inputs.give_up(simulation.number, simulation.value)
         self._given_up.append(simulation.number)
+        if self._options.sampler is not None:
+            self._exhausted = False  # it may replace the input
         return False
 
     def check(self, received: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_COLUMNS = [("complete", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
+_COLUMNS = [("complete", "?"), ("failed", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
 _LEAST_ROWS = 64
 """Rows for which there is memory from the start."""
 
@@ -38,6 +38,11 @@ class SimulationTable:
     def complete(self) -> NDArray[np.bool_]:
         """Whether all samples of a simulation have arrived."""
         return self._column("complete")
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """Whether a simulation was given up, after its last retry."""
+        return self._column("failed")
 
     @property
     def trained(self) -> NDArray[np.int64]:
@@ -83,7 +88,7 @@ class SimulationTable:
         """Add the row of a simulation."""
         if len(self) == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[len(self)] = (False, 0, np.nan, 0.0)
+        self._rows[len(self)] = (False, False, 0, np.nan, 0.0)
         self.inputs.append(value)
 
     def state_dict(self) -> dict[str, Any]:

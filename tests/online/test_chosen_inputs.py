@@ -2,6 +2,9 @@
 repeat.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch import nn
 from compss_train import BufferSpec, InputSampler, Merge, Simulations, SpacedInputs
 from tests.helpers.models import ADAM, SGD, assert_same_bits, mlp
 from tests.online.fits import FIFO, build_trainer, online
-from tests.online.simulations import Fault, kill_process, pairing
+from tests.online.simulations import Fault, kill_process, pairing, wait_for_file
 
 STEPS = 7
 
@@ -290,3 +293,50 @@ def test_a_worker_that_dies_keeps_what_it_knows(local, tmp_path):
     last = sampler.tables[-1]
     assert last["trained"].sum() >= 25
     assert np.isfinite(last["loss"]).all()
+
+
+@dataclass(frozen=True)
+class FailsForNegativeInputs:
+    """Fails once the sampler has said that there are no more inputs."""
+
+    folder: Path
+
+    def __call__(self, value):
+        if value < 0:
+            wait_for_file(self.folder / "no more")
+            raise TypeError("no solution")  # it is not tried again
+        yield np.float32([value, 0]), np.float32([0])
+
+
+class ReplacesFailed(InputSampler):
+    """Chooses inputs until three simulations have not failed, a negative one first."""
+
+    needs_losses = False
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.failed = []
+
+    def next(self, table):
+        self.failed.append(table.failed.tolist())
+        if len(table) - table.failed.sum() == 3:
+            (self.folder / "no more").touch()
+            return None
+        return len(table) or -1
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_sampler_is_told_of_simulations_that_failed_and_may_replace_them(local, tmp_path):
+    sampler = ReplacesFailed(tmp_path)
+    trainer = build_trainer(local, 1, nn.Linear(2, 1), SGD, "mse")
+    with pytest.warns(UserWarning, match="no solution"):
+        online(trainer, FailsForNegativeInputs(tmp_path), sampler, count=2)
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 3, "failed": 1}
+    no_failure = [False, False, False]
+    assert sampler.failed[:4] == [[], no_failure[:1], no_failure[:2], no_failure]
+    assert sampler.failed[-1] == [True, *no_failure]
