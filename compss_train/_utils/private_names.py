@@ -42,6 +42,28 @@ def held_by(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str
     return module._parameters, module._buffers, module._modules
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor has been changed in place."""
+    return tensor._version
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Return the hooks of a module, which may keep something."""
+    if not any(map(vars(module).get, _HOOKS)):
+        return []
+    return [hook for name in _HOOKS for hook in vars(module).get(name, {}).values()]
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+)
+"""The dicts in which a module has its hooks, by their numbers."""
+
+
 def spectral_vectors(module: nn.Module) -> Iterator[torch.Tensor]:
     """Return the singular vectors by which a module normalizes weights.
 

@@ -3,24 +3,29 @@
 A path is that of a program: ``network.0.begun``, ``loss.center``, ``training_step.teacher.weight``.
 Values become plain ones, which checkpoints hold; a tensor or container with several paths stays
 one, and parameters of the network are references to their names. What is neither plain nor an
-object that a new copy has at the same path cannot be kept.
+object that a new copy has at the same path cannot be kept: a ``NotKept`` stands for it.
 """
 
+import hashlib
+import pickle
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.private_names import held_by
+from compss_train._utils.private_names import held_by, hooks_of
+from compss_train.model.copies import cells_of, filled_cells, has_state
 from compss_train.model.devices import copy_into
+from compss_train.model.not_kept import NotKept
 
 NETWORK = "network"
 """The root of the network's paths."""
@@ -45,13 +50,18 @@ _CONTAINERS: Mapping[type[Any], str] = {
     Counter: "Counter",
     torch.Size: "Size",
 }
+_CONTAINER_BASES = tuple(_CONTAINERS)
+
 _CONTAINER_TYPES: Mapping[str, Any] = {name: container for container, name in _CONTAINERS.items()}
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 """What copies share, and what its name tells apart."""
 
+_NOT_KEPT = "not kept"
+"""The kind of an object that a ``NotKept`` stands for."""
+
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
-"""The libraries whose objects, other than modules and optimizers, are not looked into."""
+"""The libraries whose functions keep nothing, and whose objects decide how they are copied."""
 
 _OF_MODULES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 _OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) - {"state", "param_groups"}
@@ -66,9 +76,17 @@ class AttributeReader:
         The network, whose parameters and buffers are kept elsewhere.
     roots:
         The objects, by the names with which their paths begin.
+    before:
+        The attributes of a new copy: objects that it has not are not looked into.
     """
 
-    def __init__(self, net: nn.Module, roots: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        roots: Mapping[str, Any],
+        before: "AttributeReader | None" = None,
+    ) -> None:
+        self._before = before
         self.values: dict[str, Any] = {}
         """The plain values by paths."""
         self.classes: dict[str, str] = {}
@@ -101,13 +119,21 @@ class AttributeReader:
 
     def _read(self, value: Any, path: str) -> Any:
         """Return a plain value; the attributes of objects in it are read on the way."""
+        if type(value) is NotKept:
+            return {_KIND: _NOT_KEPT, "class": value.kind}
+        if isinstance(value, Enum):
+            self.objects[path] = value
+            return {**self._object(path, _class_of(value)), _KIND: "enum", "name": value.name}
         if isinstance(value, _SCALARS):
             return value
         if isinstance(value, _NAMED):
             name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-            self.classes[path] = name
             self.objects[path] = value
-            return {_KIND: "object", "class": name, "path": path}
+            plain = self._object(path, name)
+            if isinstance(value, FunctionType) and id(value) not in self._paths:
+                self._note(value, path)
+                self._read_function(value, path)
+            return plain
         first_path = self._paths.get(id(value))
         if first_path is not None:
             return {_KIND: "reference", "path": first_path}
@@ -118,24 +144,32 @@ class AttributeReader:
             return {_KIND: "tensor", "value": tensor, "parameter": isinstance(value, nn.Parameter)}
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return {_KIND: "array", "value": value}
-        if type(value) in _CONTAINERS:
+        is_subclass = isinstance(value, _CONTAINER_BASES) and type(value) not in _CONTAINERS
+        # Those that decide themselves how they are copied are not looked into.
+        if type(value) in _CONTAINERS or (is_subclass and not hasattr(type(value), "__deepcopy__")):
             return self._read_container(value, path)
         if isinstance(value, torch.dtype | torch.device):
             return {_KIND: type(value).__name__, "value": str(value).removeprefix("torch.")}
-        if isinstance(value, Enum):
-            self.classes[path] = _class_of(value)
-            return {_KIND: "enum", "class": _class_of(value), "path": path, "name": value.name}
-        generator = _state_of_generator(value)
+        if isinstance(value, bytes | complex):
+            return {_KIND: type(value).__name__, "value": np.frombuffer(_bytes_of(value), np.uint8)}
+        generator = state_of_generator(value)
         if generator is not None:
-            self.classes[path] = _class_of(value)
-            kept = {_KIND: "generator", "class": _class_of(value), "path": path}
-            return {**kept, "value": generator}
-        self.classes[path] = _class_of(value)
-        self._read_attributes(value, path)
-        return {_KIND: "object", "class": _class_of(value), "path": path}
+            return {**self._object(path, _class_of(value)), _KIND: "generator", "value": generator}
+        kind = _class_of(value)
+        if _is_opaque(value):
+            kind += _digest(value)
+        plain = self._object(path, kind)
+        if self._before is None or self._before.classes.get(path) == plain["class"]:
+            self._read_attributes(value, path)
+        return plain
+
+    def _object(self, path: str, kind: str) -> dict[str, Any]:
+        """Return what stands for an object of this class, which a new copy has at the path."""
+        self.classes[path] = kind
+        return {_KIND: "object", "class": kind, "path": path}
 
     def _read_container(self, value: Any, path: str) -> dict[str, Any]:
-        kind = _CONTAINERS[type(value)]
+        kind = _CONTAINERS[next(base for base in type(value).__mro__ if base in _CONTAINERS)]
         if isinstance(value, dict):
             items: list[Any] = [
                 [self._read(key, f"{path} key"), self._read(item, f"{path}[{_key(key)}]")]
@@ -145,11 +179,30 @@ class AttributeReader:
             items = [self._read(item, f"{path} item") for item in sorted(value, key=repr)]
         else:
             items = [self._read(item, f"{path}[{number}]") for number, item in enumerate(value)]
-        plain = {_KIND: kind, "items": items}
-        if isinstance(value, defaultdict):  # whose factory is that of a new copy
-            self.classes[path] = kind
-            return {**plain, "class": kind, "path": path}
-        return {**plain, "maxlen": value.maxlen} if isinstance(value, deque) else plain
+        plain: dict[str, Any] = {_KIND: kind, "items": items}
+        if isinstance(value, deque):
+            plain["maxlen"] = value.maxlen
+        # What else they have, such as the factory of defaults, is that of a new copy.
+        if type(value) not in _CONTAINERS or isinstance(value, defaultdict):
+            self.objects[path] = value
+            plain = {**self._object(path, _class_of(value)), **plain}
+            if type(value) not in _CONTAINERS and hasattr(value, "__dict__"):
+                self._read_names(vars(value), vars(value), path)
+        return plain
+
+    def _read_function(self, function: FunctionType, path: str) -> None:
+        """Read the variables in the cells of a function, its attributes and its defaults."""
+        if not has_state(function) or _is_of(function.__module__):
+            return
+        contents = filled_cells(function)
+        for name, cell in cells_of(function).items():
+            cell_path = f"{path}.{name}"
+            self.owners[cell_path] = (cell, "cell_contents")
+            if name in contents:
+                self.values[cell_path] = self._read(contents[name], cell_path)
+        self._read_names(vars(function), vars(function), path)
+        for name in ("__defaults__", "__kwdefaults__"):
+            self._read_attribute(function, name, getattr(function, name), path)
 
     def _read_attributes(self, value: Any, path: str) -> None:
         """Read what an object holds, if it is one that is looked into."""
@@ -164,7 +217,7 @@ class AttributeReader:
             self._read(value.func, f"{path}.func")
         elif isinstance(value, MethodType):
             self._read(value.__self__, path + ".__self__")
-        elif not _is_foreign(type(value)):
+        elif not _is_opaque(value):
             if hasattr(value, "__dict__"):
                 self._read_names(vars(value), vars(value), path)
             for name in _slots_of(type(value)):
@@ -174,6 +227,8 @@ class AttributeReader:
     def _read_module(self, module: nn.Module, path: str) -> None:
         attributes = vars(module)
         self._read_names(attributes, attributes.keys() - _OF_MODULES, path)
+        for number, hook in enumerate(hooks_of(module)):
+            self._read(hook, f"{path} hook {number}")
         parameters, buffers, children = held_by(module)
         if not path.startswith(NETWORK):
             self._read_names(parameters, parameters, path)
@@ -181,6 +236,8 @@ class AttributeReader:
         for name, child in children.items():
             if child is not None:
                 self._read_attribute(children, name, child, path)
+                if self.values[f"{path}.{name}"][_KIND] == "object":
+                    self.values[f"{path}.{name}"]["is_module"] = True
 
     def _read_names(self, mapping: Mapping[str, Any], names: Iterable[str], path: str) -> None:
         for name in [name for name in mapping if name in names]:
@@ -213,7 +270,7 @@ class AttributeReader:
                 elif hasattr(owner, name):
                     object.__delattr__(owner, name)
                 continue
-            current = owner.get(name) if is_mapping else getattr(owner, name, None)
+            current = _current(owner, name)
             value = self._restored(plain, current, path, device)
             if is_mapping:
                 owner[name] = value
@@ -236,12 +293,17 @@ class AttributeReader:
         if kind in ("dtype", "device"):
             name = plain["value"]
             return getattr(torch, name) if kind == "dtype" else torch.device(name)
+        if kind in ("bytes", "complex"):
+            data = plain["value"].tobytes()
+            return data if kind == "bytes" else complex(np.frombuffer(data, complex)[0])
         if kind in _CONTAINER_TYPES:
             value = self._restored_container(plain, current, path, device)
         elif kind == "tensor":
             value = _restored_tensor(plain, current, device)
         elif kind == "array":
             value = np.array(plain["value"])
+        elif kind == _NOT_KEPT:
+            value = NotKept(path, plain["class"])
         else:
             value = self.objects.get(plain["path"])
             if value is None:
@@ -262,7 +324,9 @@ class AttributeReader:
         self, plain: Mapping[str, Any], current: Any, path: str, device: str
     ) -> Any:
         kind = _CONTAINER_TYPES[plain[_KIND]]
-        is_current = type(current) is kind
+        if "path" in plain:  # a subclass, whose object a new copy has
+            current = self.objects[plain["path"]]
+        is_current = isinstance(current, kind) and (type(current) is kind or "path" in plain)
         if issubclass(kind, dict):
             pairs = []
             for plain_key, plain_item in plain["items"]:
@@ -283,6 +347,8 @@ class AttributeReader:
             items.append(self._restored(plain_item, item, item_path, device))
         if kind is deque and not is_current:
             return deque(items, plain["maxlen"])
+        if "path" in plain and isinstance(current, tuple):
+            return current._make(items) if hasattr(current, "_make") else type(current)(items)
         if not is_current or kind in (tuple, frozenset, torch.Size):
             return kind(items)
         current.clear()
@@ -291,7 +357,7 @@ class AttributeReader:
 
 
 class ImmutableAttributes:
-    """The attributes of modules that hold immutable values only, which are compared quickly.
+    """The attributes of objects that hold immutable values only, which are compared quickly.
 
     ``hold`` is ``False`` if the objects have any others, whose values may change unseen.
     """
@@ -300,11 +366,17 @@ class ImmutableAttributes:
         self.hold = True
         self._modules: list[tuple[int, list[tuple[str, Any]]]] = []
         """For each module the number of its attributes, and those that are not torch's."""
+        self._objects: dict[str, dict[str, Any]] = {}
+        """What each other root holds, if it holds anything."""
         for name, root in roots.items():
             if isinstance(root, nn.Module):
                 self._add(root, is_network=name == NETWORK)
-            elif not isinstance(root, _NAMED) or getattr(root, "__closure__", None):
+                continue
+            values = _held_by_root(root)
+            if values is None or not all(map(_is_immutable, values.values())):
                 self.hold = False
+            elif values:
+                self._objects[name] = values
 
     def _add(self, root: nn.Module, *, is_network: bool) -> None:
         for module in root.modules():
@@ -315,11 +387,17 @@ class ImmutableAttributes:
             if not all(_is_immutable(value) for _, value in values):
                 self.hold = False
             parameters, buffers, _ = held_by(module)
-            if not is_network and (parameters or buffers):
+            if hooks_of(module) or (not is_network and (parameters or buffers)):
                 self.hold = False
 
     def are_in(self, roots: Mapping[str, Any]) -> bool:
         """Return whether a copy of the objects has the same attributes, and no others."""
+        for root_name, before in self._objects.items():
+            held = _held_by_root(roots[root_name])
+            if held is None or held.keys() != before.keys():
+                return False
+            if any(_differ(held[name], value) for name, value in before.items()):
+                return False
         expected = iter(self._modules)
         for root in roots.values():
             if not isinstance(root, nn.Module):
@@ -329,14 +407,40 @@ class ImmutableAttributes:
                 count, values = next(expected, (-1, []))
                 if len(attributes) != count:
                     return False
-                for name, value in values:
-                    new = attributes.get(name)
-                    if new is not value and (type(new) is not type(value) or new != value):
-                        return False
+                if any(_differ(attributes.get(name), value) for name, value in values):
+                    return False
         return next(expected, None) is None
 
 
+def _held_by_root(root: Any) -> dict[str, Any] | None:
+    """Return what a function, or an object of a plain class, holds; ``None`` for others."""
+    if isinstance(root, FunctionType):
+        if not has_state(root):
+            return {}
+        return {
+            **filled_cells(root),
+            **vars(root),
+            "__defaults__": root.__defaults__,
+            "__kwdefaults__": root.__kwdefaults__,
+        }
+    if isinstance(root, _NAMED):
+        return {}
+    if isinstance(root, MethodType | partial) or _slots_of(type(root)):
+        return None
+    return (
+        dict(vars(root))
+        if type(root).__dictoffset__ and not _is_of(type(root).__module__)
+        else None
+    )
+
+
+def _differ(new: Any, value: Any) -> bool:
+    return new is not value and (type(new) is not type(value) or new != value)
+
+
 def _is_immutable(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        return not has_state(value) or _is_of(value.__module__)
     if type(value) in (tuple, torch.Size):
         return all(map(_is_immutable, value))
     return isinstance(value, (*_SCALARS, *_NAMED, torch.dtype, torch.device, bytes))
@@ -349,34 +453,44 @@ def changed_attributes(
 
     Raises ``TypeError`` for what changed and cannot be kept.
     """
+    values = {path: _keepable(value, before, path, worker) for path, value in after.values.items()}
     changed = {
         path: value
-        for path, value in after.values.items()
+        for path, value in values.items()
         if path not in before.values or not _is_same(value, before.values[path])
     }
-    deleted = [path for path in before.values if path not in after.values]
+    deleted = [path for path in before.values if path not in values]
     if not changed and not deleted:
         return {}
-    for path, value in changed.items():
-        _check_keepable(value, before, path, worker)
     kept: dict[str, Any] = {
         path: {_KIND: "deleted"} for path in deleted if path.rpartition(".")[0] in after.objects
     }
-    for path, value in after.values.items():
+    for path, value in values.items():
         if path in changed or any(_is_in(part, changed) for part in _references(value)):
             kept[path] = _copied(value)
     return kept
 
 
-def _check_keepable(value: Any, before: AttributeReader, path: str, worker: int) -> None:
-    """Raise ``TypeError`` for an object that a new copy does not have at its path."""
-    for part in _parts(value):
-        if "class" in part and before.classes.get(part["path"]) != part["class"]:
+def _keepable(value: Any, before: AttributeReader, path: str, worker: int) -> Any:
+    """Return a plain value in which objects that a new copy does not have are not kept.
+
+    Raises ``TypeError`` for modules, which cannot be left out of a network.
+    """
+    if isinstance(value, list):
+        return [_keepable(item, before, path, worker) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "path" in value and "class" in value and before.classes.get(value["path"]) != value["class"]:
+        if value.get("is_module"):
             raise TypeError(
-                f"{path} changed while worker {worker} trained, and a {part['class']} cannot be "
-                "kept for the next round: keep numbers, text, tensors, arrays, and lists, dicts "
-                "and sets of them, make the object before the fit, or delete it after each batch"
+                f"{path} changed while worker {worker} trained, and a {value['class']} is a module "
+                "that no optimizer trains and no state_dict is known to have: make it in __init__, "
+                "or before the fit"
             )
+        return {_KIND: _NOT_KEPT, "class": value["class"].partition(" ")[0]}
+    if "items" not in value:
+        return value
+    return {**value, "items": _keepable(value["items"], before, path, worker)}
 
 
 def _parts(plain: Any) -> list[dict[str, Any]]:
@@ -390,11 +504,12 @@ def _parts(plain: Any) -> list[dict[str, Any]]:
 
 def _needed(plain: Any) -> list[str]:
     """Return the paths of objects outside of a plain value that it needs, as new copies have."""
-    return [
-        part["path"]
-        for part in _parts(plain)
-        if "path" in part and part[_KIND] not in ("reference", "defaultdict")
-    ]
+    return [part["path"] for part in _parts(plain) if "path" in part and part[_KIND] != "reference"]
+
+
+def is_kept_whole(plain: Any) -> bool:
+    """Return whether a plain value has no part that was not kept."""
+    return not any(part.get(_KIND) == _NOT_KEPT for part in _parts(plain))
 
 
 def references(values: Mapping[str, Any]) -> list[str]:
@@ -459,7 +574,7 @@ def _restored_tensor(plain: Mapping[str, Any], current: Any, device: str) -> tor
     return nn.Parameter(moved) if plain["parameter"] else moved
 
 
-def _state_of_generator(value: Any) -> Any:
+def state_of_generator(value: Any) -> Any:
     """Return the state of a random number generator as a plain value, or ``None`` for others."""
     if isinstance(value, torch.Generator):
         return {"torch": value.get_state()}
@@ -485,6 +600,19 @@ def _set_generator(value: Any, state: Mapping[str, Any]) -> None:
         value.set_state(state["numpy"])
 
 
+def _current(owner: Any, name: str) -> Any:
+    """Return the value that a mapping, cell or object has now, or ``None``."""
+    if isinstance(owner, MutableMapping):
+        return owner.get(name)
+    with suppress(ValueError):  # of an empty cell
+        return getattr(owner, name, None)
+    return None
+
+
+def _bytes_of(value: bytes | complex) -> bytes:
+    return value if isinstance(value, bytes) else np.array(value).tobytes()
+
+
 def _class_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
@@ -494,8 +622,32 @@ def _key(key: Any) -> str:
     return f"{tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
 
 
-def _is_foreign(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _FOREIGN and kind is not SimpleNamespace
+def _is_of(module: str | None) -> bool:
+    """Return whether a module is one of ``_FOREIGN``."""
+    return (module or "").partition(".")[0] in _FOREIGN
+
+
+def _is_opaque(value: Any) -> bool:
+    """Return whether what an object holds is known to its class only.
+
+    Classes of Python and numpy that pickle their objects in ways of their own are so.
+    """
+    kind: Any = type(value)
+    if not _is_of(kind.__module__) or kind.__module__.startswith("torch"):
+        return False
+    if isinstance(value, partial | MethodType):
+        return False
+    has_own_way = kind.__reduce_ex__ is not object.__reduce_ex__ or (
+        kind.__reduce__ is not object.__reduce__
+    )
+    return has_own_way or not kind.__dictoffset__
+
+
+def _digest(value: Any) -> str:
+    """Return what tells apart the values of an opaque object; nothing if it cannot be pickled."""
+    with suppress(Exception):
+        return f" {hashlib.sha256(pickle.dumps(value)).hexdigest()}"
+    return ""
 
 
 def _slots_of(kind: type) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,22 @@ from torch.nn.utils import parametrize
 from compss_train._utils.private_names import parametrized
 from compss_train.model.devices import CPU
 
+_PACKAGE = "compss_train."
+"""How the names of this package's modules begin."""
+
 _LARGE = 2**22
 """Bytes from which memory comes from numpy, which asks for large pages: five times as fast."""
 
 _ALIGNMENT = 64
 """Bytes that torch aligns memory to: the results of some operations depend on it."""
 
+
 _SHARED = (
     type,
     FunctionType,
     BuiltinFunctionType,
     CodeType,
+    ModuleType,
     property,
     bytes,
     weakref.ref,
@@ -45,8 +50,66 @@ _SHARED = (
 )
 """Types whose objects deepcopy shares."""
 
+
 _LEFT_TO_DEEPCOPY = (*_SHARED, torch.Tensor, np.ndarray)
 """Types whose objects are not pickled, but shared or copied by deepcopy."""
+
+
+def cells_of(function: FunctionType) -> dict[str, CellType]:
+    """Return the cells in which a function has the variables of the functions around it."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def has_state(function: FunctionType) -> bool:
+    """Return whether a function holds anything that it may change: cells, attributes, defaults."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return bool(function.__closure__ or vars(function) or not all(map(_is_immutable, defaults)))
+
+
+def _is_immutable(value: Any) -> bool:
+    return isinstance(value, (type(None), int, float, complex, str, bytes, *_SHARED)) or (
+        type(value) is tuple and all(map(_is_immutable, value))
+    )
+
+
+def _without_state(functions: Sequence[FunctionType]) -> dict[int, FunctionType]:
+    """Return copies of functions by their ``id``, with new cells, which are empty."""
+    new_cells: dict[int, CellType] = {}
+    copied = {}
+    for function in functions:
+        cells = [new_cells.setdefault(id(cell), CellType()) for cell in function.__closure__ or ()]
+        copied[id(function)] = new = FunctionType(
+            function.__code__, function.__globals__, function.__name__, closure=tuple(cells)
+        )
+        for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
+            setattr(new, name, getattr(function, name))
+    return copied
+
+
+def _state_of(function: FunctionType) -> tuple[Any, ...]:
+    """Return what a function holds and may change."""
+    defaults = (function.__defaults__, function.__kwdefaults__)
+    return filled_cells(function), *defaults, dict(vars(function))
+
+
+def _set_state(copied: FunctionType, state: tuple[Any, ...]) -> None:
+    """Fill the cells of a copied function, which may hold the function itself."""
+    contents, defaults, keyword_defaults, attributes = state
+    for name, cell in cells_of(copied).items():
+        if name in contents:
+            cell.cell_contents = contents[name]
+    copied.__defaults__ = defaults
+    copied.__kwdefaults__ = keyword_defaults
+    vars(copied).update(attributes)
+
+
+def filled_cells(function: FunctionType) -> dict[str, Any]:
+    """Return the variables in the cells of a function that have a value."""
+    contents = {}
+    for name, cell in cells_of(function).items():
+        with suppress(ValueError):  # of an empty cell
+            contents[name] = cell.cell_contents
+    return contents
 
 
 def copy_network(net: nn.Module) -> nn.Module:
@@ -140,9 +203,11 @@ class CopyTemplate(pickle.Pickler):
     """Copies what an object holds now, as ``copy.deepcopy`` does, but faster.
 
     ``deepcopy`` walks through all of it in Python; here it is a pickle, loaded for each copy.
-    Tensors and arrays are kept beside it and copied by deepcopy; those in ``unset`` are not copied:
-    others take their places, whose values are not set. If something cannot be pickled or has its
-    own ``__deepcopy__``, deepcopy copies the whole object.
+    Functions are copied with the variables in their cells, their attributes and their defaults, so
+    that no copy sees what another one changes there. Tensors and arrays are kept beside it and
+    copied by deepcopy; those in ``unset`` are not copied: others take their places, whose values
+    are not set. If what functions hold cannot be pickled, functions are shared. If something else
+    cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the whole object.
     """
 
     def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
@@ -154,10 +219,21 @@ class CopyTemplate(pickle.Pickler):
         self._pickle = b""
         self._kept: dict[int, Any] = {}
         """What is not pickled, by its ``id``."""
-        with suppress(Exception):
-            self.dump(value)
-            self._pickle = stream.getvalue()
-        self.clear_memo()
+        self._functions: list[FunctionType] = []
+        """Those of it that are functions with a state, which is pickled after the value."""
+        for shares_functions in (False, True):
+            self._shares_functions = shares_functions
+            stream.seek(0)
+            stream.truncate()
+            self._functions.clear()
+            with suppress(Exception):
+                self.dump(value)
+                for function in self._functions:  # which grow meanwhile
+                    self.dump(_state_of(function))
+                self._pickle = stream.getvalue()
+            self.clear_memo()
+            if self._pickle:
+                break
 
     def copy(self, device: str) -> Any:
         """Return a copy with new tensors on a device in place of ``unset``.
@@ -172,13 +248,23 @@ class CopyTemplate(pickle.Pickler):
             key: value if isinstance(value, _SHARED) else copy.deepcopy(value, memo)
             for key, value in self._kept.items()
         }
+        functions = _without_state(self._functions) if self._functions else {}
+        copied |= functions
         unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
         unpickler.persistent_load = copied.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
+        value = unpickler.load()
+        for function in functions.values():
+            _set_state(function, unpickler.load())
+        return value
 
     def persistent_id(self, obj: Any) -> int | None:
         """Keep what deepcopy shares or copies, and return its ``id``."""
         if isinstance(obj, _LEFT_TO_DEEPCOPY):
+            if isinstance(obj, FunctionType) and not self._shares_functions:
+                # Those of this package keep nothing in attributes and defaults.
+                is_ours = f"{obj.__module__}".startswith(_PACKAGE) and not obj.__closure__
+                if not is_ours and id(obj) not in self._kept and has_state(obj):
+                    self._functions.append(obj)
             self._kept[id(obj)] = obj
             return id(obj)
         if hasattr(type(obj), "__deepcopy__"):

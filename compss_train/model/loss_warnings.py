@@ -1,6 +1,5 @@
 """Warnings about a loss or metric that does not suit outputs or targets, and raises no error."""
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compss_train._utils.nested import leaves, map_leaves
-from compss_train.model.devices import kept_random_state
+from compss_train.model.copies import CopyTemplate
+from compss_train.model.devices import CPU, kept_random_state
 from compss_train.model.losses import BatchFunction, cross_entropy, full_precision, is_from_library
 from compss_train.model.measurements import Metric
 from compss_train.model.metrics import (
@@ -220,7 +220,7 @@ def _measured_part(function: BatchFunction, output: Any, target: Any, *, part: s
         kept_random_state(device),
         warnings.catch_warnings(action="ignore"),
     ):
-        copied = copy.deepcopy(function)  # which may change with each call
+        copied = CopyTemplate(function, []).copy(CPU)  # as it may change with each call
         return torch.as_tensor(copied(samples(output), samples(target))).reshape(())
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from compss_train.model.attributes import NETWORK, AttributeReader, references
+from compss_train.model.attributes import NETWORK, AttributeReader, is_kept_whole, references
 from compss_train.model.devices import copy_into, to_host
 
 ModelState: TypeAlias = dict[str, Any]
@@ -53,13 +53,14 @@ def _is_trained_only(path: str) -> bool:
 
 
 def of_network(state: ModelState, net: nn.Module) -> ModelState:
-    """Return what belongs to the network alone, is not merged, and refers to nothing else."""
+    """Return what belongs to the network alone, is not merged, and is whole without the rest."""
     merged = net.state_dict().keys()
     buffers = {name: value for name, value in state["buffers"].items() if name not in merged}
     attributes = {
         path: value
         for path, value in state["attributes"].items()
         if path.startswith(f"{NETWORK}.")
+        and is_kept_whole(value)
         and all(part.startswith(f"{NETWORK}.") for part in references({path: value}))
     }
     return {"buffers": buffers, "attributes": attributes}
@@ -74,6 +75,14 @@ def restore(
     restore_buffers(net, own, device)
     if state["attributes"]:
         AttributeReader(net, roots).set(state["attributes"], device)
+
+
+def without_not_kept(state: ModelState) -> ModelState:
+    """Return the state without attributes in which an object is not kept."""
+    attributes = {
+        path: value for path, value in state["attributes"].items() if is_kept_whole(value)
+    }
+    return {**state, "attributes": attributes}
 
 
 def changed_buffers(

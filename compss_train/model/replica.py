@@ -87,7 +87,9 @@ class ModelReplica:
         immutable = self.spec.immutable_attributes
         if immutable.hold and immutable.are_in(self._roots):
             return {}
-        return changed_attributes(self.spec.attributes, self.attributes(), worker)
+        before = self.spec.attributes
+        after = AttributeReader(self.net, self._roots, before)
+        return changed_attributes(before, after, worker)
 
     @cached_property
     def _dtype(self) -> torch.dtype | None:

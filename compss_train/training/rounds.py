@@ -156,6 +156,7 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
         session.model.seed,
         callbacks=fit.callbacks.in_workers,
         resident=resident,
+        global_users=session.model.global_users,
         buffers=NO_BUFFER_RULES if merge.buffers is None else session.buffer_rules(merge),
     )
     return session.publish(job)

@@ -13,7 +13,8 @@ from compss_train.exceptions import NotBuiltError
 from compss_train.model import copies
 from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
-from compss_train.model.model_state import ModelState, of_network, restore
+from compss_train.model.model_state import ModelState, of_network, restore, without_not_kept
+from compss_train.model.task_globals import GlobalUsers, global_users
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
@@ -40,9 +41,12 @@ class TrainedModel:
     def start_over(self, built: BuildArguments | None) -> None:
         """Start over with a network, or without one."""
         self._built = built
+        self.global_users: GlobalUsers = ()
+        """The functions of the user that use global variables, which tasks must not change."""
         self.parameters = {}
         if built is not None:
             self.parameters = params.copy_of(params.from_module(built.training_spec.net))
+            self.global_users = global_users(built.training_spec.roots().values())
         self.as_built = True
         """Whether the parameters are those that the network was built with."""
         self.state: ModelState | None = None
@@ -169,7 +173,7 @@ class TrainedModel:
             return net.eval()
         copied = spec.weightless("cpu")
         params.load_into(copied.net, parameters)
-        restore(self.state, copied.net, copied.roots())
+        restore(without_not_kept(self.state), copied.net, copied.roots())
         return copied.net.eval()
 
     @property

@@ -1,7 +1,7 @@
 """``Learner``: trains a worker's copy of the model, from and to a ``WorkerState``."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -25,6 +25,7 @@ from compss_train.model.model_state import (
 from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parts import Moments
 from compss_train.model.replica import ModelReplica
+from compss_train.model.task_globals import changed_global, global_values
 from compss_train.model.training_step import StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
@@ -90,6 +91,10 @@ class Learner:
                 job.callbacks, context, self._accumulator, state.callbacks or {}
             )
         reset = job.optimizer_state == "reset"
+        self._globals: Sequence[Any] = ()
+        """The values of global variables that tasks must not change."""
+        if job.global_users:
+            self._globals = global_values(job.global_users)
         self._new_optimizer_attributes: AttributeReader | None = None
         """The attributes of a new optimizer, if it is none of torch's own."""
         optimizer = self._new_optimizer(None if reset else state.optimizer)
@@ -271,11 +276,25 @@ class Learner:
     def _changed_attributes(self) -> dict[str, Any] | None:
         """Return the attributes that a new copy has not."""
         worker = self._work.worker
+        if self._globals:
+            self._check_globals()
         kept = self.replica.changed_attributes(worker)
         if self._new_optimizer_attributes is not None:
-            optimizer = self._attributes_of(self.optimizer)
-            kept |= changed_attributes(self._new_optimizer_attributes, optimizer, worker)
+            before = self._new_optimizer_attributes
+            after = AttributeReader(self.replica.net, {OPTIMIZER: self.optimizer}, before)
+            kept |= changed_attributes(before, after, worker)
         return kept or None
+
+    def _check_globals(self) -> None:
+        """Raise ``TypeError`` for a global variable that has changed."""
+        name = changed_global(self._job.global_users, self._globals)
+        if name is not None:
+            raise TypeError(
+                f"{name} changed in {self._work.name}, and each process has its own: workers "
+                "would share it or not, and a task that runs again find it changed. Make the "
+                "function an object that keeps it in an attribute, such as self.count in "
+                "__call__; that is kept for each worker, and in checkpoints"
+            )
 
     def _changed_buffers(self) -> dict[str, torch.Tensor] | None:
         """Return the worker's own buffers that a new copy has not."""

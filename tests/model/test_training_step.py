@@ -25,6 +25,7 @@ from tests.helpers.models import (
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop, plain_steps
 from tests.helpers.small_fits import assert_alike, fit
 from tests.helpers.tolerances import loss_error, sum_error
+from tests.model.lr_schedule.schedulers import Notes
 from tests.same_bits.material import discriminator, generator
 
 X, Y = classification(samples=62)
@@ -117,7 +118,7 @@ BATCHES = {
 @pytest.mark.parametrize("lightning", [False, True])
 def test_a_batch_is_what_a_data_loader_gives(data, options, loader, lightning):
     """Steps of training and validation get a tuple, also without y, or what ``collate`` made."""
-    seen = []
+    seen = Notes()
 
     def keep(model, batch, _):
         seen.append(batch)
@@ -132,7 +133,7 @@ def test_a_batch_is_what_a_data_loader_gives(data, options, loader, lightning):
     )
     trainer.evaluate(*data, batch_size=31)
     expected = [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
-    torch.testing.assert_close(seen, expected * 2, rtol=0, atol=0)
+    torch.testing.assert_close([*seen], expected * 2, rtol=0, atol=0)
 
 
 class Stepping(nn.Module):

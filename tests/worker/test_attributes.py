@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
 
 BATCH = 10
@@ -232,14 +233,86 @@ class Growing(nn.Module):
     def forward(self, x):
         if not self.cache:
             self.cache.append(self._made())
-        return self.layer(x)
+        if self.cache[0]:
+            return self.layer(x)
+        return x
 
 
-@pytest.mark.parametrize("made", [lambda: nn.Linear(1, 1), Part, object])
-def test_what_cannot_be_kept(raises, made):
+def grown(made, epochs):
     trainer = DistributedTrainer(1, engine="serial", threads=1, seed=0)
     trainer.build(Growing(made), {"optimizer": "adam", "lr": 0.1}, nn.MSELoss())
+    trainer.fit(X, Y, num_epochs=epochs, batch_size=BATCH, progress=False)
+    return trainer
+
+
+@pytest.mark.parametrize("made", [lambda: nn.Linear(1, 1), Part, object, lambda: Normal(0.0, 1.0)])
+def test_what_cannot_be_kept_is_an_error_where_it_is_used(raises, made):
+    trainer = grown(made, 1)  # as in the loop, nothing of an earlier round is used
+    assert trainer.model().cache == []
     with raises(TypeError, "network.cache"):
+        trainer.fit(X, Y, num_epochs=1, batch_size=BATCH, progress=False)
+
+
+class Replacing(nn.Module):
+    """Makes an object with every batch, and lists of tensors with their graphs, as VAEs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.posterior = None
+        self.maps = []
+
+    def forward(self, x):
+        self.maps = [torch.sigmoid(self.layer(x))]
+        self.posterior = Normal(self.layer(x), 1.0)
+        self.mean = self.posterior.loc
+        return self.posterior.loc * self.maps[0]
+
+
+def test_what_each_batch_replaces_may_be_of_any_kind(tmp_path, engine):
+    def built():
+        torch.manual_seed(0)
+        trainer = DistributedTrainer(1, engine=engine, threads=1, seed=0)
+        trainer.build(Replacing(), {"optimizer": "sgd", "lr": 0.1}, nn.MSELoss())
+        return trainer
+
+    options = {"batch_size": BATCH, "shuffle": None, "shuffle_block_data": False}
+    options |= {"progress": False, "callbacks": [Checkpoint(tmp_path)], "resume": True}
+    trainer = built()
+    trainer.fit(X, Y, num_epochs=2, **options)
+    trainer = built()
+    trainer.fit(X, Y, num_epochs=3, **options)
+    torch.manual_seed(0)
+    net = Replacing()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for start in [*range(0, len(X), BATCH)] * 3:
+        optimizer.zero_grad()
+        nn.MSELoss()(net(X[start : start + BATCH]), Y[start : start + BATCH]).backward()
+        optimizer.step()
+    assert_alike(trainer, net)
+    kept = trainer.model()
+    assert kept.posterior is None
+    assert torch.equal(kept.maps[0], net.maps[0])
+    assert not kept.maps[0].requires_grad
+
+
+class Lazy(nn.Module):
+    """Makes a layer of its own with its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        if not hasattr(self, "scale"):
+            self.scale = nn.Identity()
+        return self.scale(self.layer(x))
+
+
+def test_a_module_made_while_training(raises):
+    trainer = DistributedTrainer(1, engine="serial", threads=1, seed=0)
+    trainer.build(Lazy(), {"optimizer": "adam", "lr": 0.1}, nn.MSELoss())
+    with raises(TypeError, "network.scale"):
         trainer.fit(X, Y, num_epochs=1, batch_size=BATCH, progress=False)
 
 
@@ -251,3 +324,173 @@ def test_a_restored_state_without_its_object(tmp_path):
     with pytest.warns(UserWarning, match="training_step"):
         trainer.restore(tmp_path)
     trainer.fit(X, Y, num_epochs=1, batch_size=BATCH, progress=False)
+
+
+def closures(place):
+    """Return functions that keep something in their cells, attributes and defaults, and a net."""
+    torch.manual_seed(0)
+    count = 0
+    seen = []
+    center = torch.zeros(1)
+
+    def add():
+        nonlocal count
+        count += 1
+        seen.append(count)
+        return 1 + 0.01 * (sum(seen) + center.item())
+
+    def step(net, batch, context=None, memory=[]):  # noqa: B006
+        x, y = batch
+        memory.append(0.5)
+        step.calls = getattr(step, "calls", 0) + 1
+        loss = ((net(x) - y) ** 2).mean()
+        with torch.no_grad():
+            center.add_(loss / 100)
+        return loss * add() * (1 + len(memory) / 100) * (1 + step.calls / 100)
+
+    def loss(output, target):
+        return ((output - target) ** 2).mean() * add()
+
+    def transform(x):
+        return x * add()
+
+    net = nn.Sequential(nn.Linear(4, 1))
+    arguments = {"optimizer": {"optimizer": "adam", "lr": 0.01}, "loss": nn.MSELoss()}
+    if place == "training_step":
+        arguments["training_step"] = step
+    elif place == "loss":
+        arguments["loss"] = loss
+    elif place == "train_transform":
+        arguments["train_transform"] = transform
+    else:
+        features = {}
+        net[0].register_forward_hook(lambda module, inputs, output: features.update(y=output))
+
+        def decayed(output, target):
+            center.add_(0.01)
+            return ((features["y"] * (1 + center) - target) ** 2).mean() * add()
+
+        arguments["loss"] = decayed
+    return net, arguments
+
+
+CLOSURES = ["training_step", "loss", "train_transform", "a hook"]
+
+
+@pytest.mark.parametrize("place", CLOSURES)
+def test_functions_keep_what_they_keep_in_a_loop(tmp_path, engine, place):
+    net, arguments = closures(place)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    transform = arguments.get("train_transform", lambda x: x)
+    for start in [*range(0, len(X), BATCH)] * 4:
+        x = transform(X[start : start + BATCH])
+        y = Y[start : start + BATCH]
+        optimizer.zero_grad()
+        step = arguments.get("training_step")
+        loss = arguments["loss"](net(x), y) if step is None else step(net, (x, y))
+        loss.backward()
+        optimizer.step()
+    built_with = closures(place)
+    for epochs in (2, 4):
+        trainer = DistributedTrainer(1, engine=engine, threads=1, seed=0)
+        trainer.build(built_with[0], **built_with[1])
+        trainer.fit(
+            *(X, Y),
+            num_epochs=epochs,
+            batch_size=BATCH,
+            shuffle=None,
+            shuffle_block_data=False,
+            progress=False,
+            callbacks=[Checkpoint(tmp_path)],
+            resume=True,
+        )
+    assert_alike(trainer, net)
+
+
+def test_workers_of_one_process_share_no_cells():
+    alone = [run_alone(X[:20], Y[:20]), run_alone(X[20:], Y[20:])]
+    net, arguments = closures("loss")
+    trainer = DistributedTrainer(2, engine="serial", threads=1, seed=0)
+    trainer.build(net, **arguments)
+    options = {"batch_size": BATCH, "shuffle": None, "shuffle_block_data": False}
+    trainer.fit(X, Y, num_epochs=2, progress=False, merge=Merge(every=0), **options)
+    for name, array in trainer.get_parameters().items():
+        mean = (alone[0][name].astype(float) + alone[1][name]) / 2
+        assert np.array_equal(array, mean.astype(np.float32))
+    contents = [cell.cell_contents for cell in arguments["loss"].__closure__]
+    assert all(not filled for filled in contents if isinstance(filled, list))
+
+
+def run_alone(x, y):
+    net, arguments = closures("loss")
+    trainer = DistributedTrainer(1, engine="serial", threads=1, seed=0)
+    trainer.build(net, **arguments)
+    options = {"batch_size": BATCH, "shuffle": None, "shuffle_block_data": False}
+    trainer.fit(x, y, num_epochs=2, progress=False, merge=Merge(every=0), **options)
+    return trainer.get_parameters()
+
+
+COUNT = 0
+LOSSES = []
+NUMBERS = np.random.default_rng(0)
+MEAN = torch.zeros(1)
+CONSTANTS = {"scale": 2.0}
+PART = Part()
+
+
+def counts(net, batch, context):
+    global COUNT
+    COUNT += 1
+    return plain(net, batch, context)
+
+
+def lists(net, batch, context):
+    loss = plain(net, batch, context)
+    LOSSES.append(loss.item())
+    return loss
+
+
+def draws(net, batch, context):
+    return plain(net, batch, context) * NUMBERS.random()
+
+
+def averages(net, batch, context):
+    MEAN.lerp_(batch[0].mean(), 0.1)
+    return plain(net, batch, context)
+
+
+def changes_an_object(net, batch, context):
+    PART.total += 1
+    return plain(net, batch, context)
+
+
+def helped(net, batch, context):
+    return counts(net, batch, context)
+
+
+def plain(net, batch, context):
+    x, y = batch
+    return ((net(x) - y) ** 2).mean() * CONSTANTS["scale"]
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (counts, "COUNT"),
+        (lists, "LOSSES"),
+        (draws, "NUMBERS"),
+        (averages, "MEAN"),
+        (changes_an_object, "PART"),
+        (helped, "COUNT"),
+        (plain, None),
+    ],
+)
+def test_globals(raises, step, name):
+    trainer = DistributedTrainer(1, engine="serial", threads=1, seed=0)
+    optimizer = {"optimizer": "adam", "lr": 0.1}
+    trainer.build(nn.Linear(4, 1), optimizer, training_step=step)
+    if name is None:
+        trainer.fit(X, Y, num_epochs=2, batch_size=BATCH, progress=False)
+        return
+    with raises(TypeError, name):
+        trainer.fit(X, Y, num_epochs=1, batch_size=BATCH, progress=False)

@@ -1,0 +1,181 @@
+"""Global variables that a user's functions use: a task that changes them is no pure function.
+
+Each process has its own: workers of one process would share them, and a task that runs again would
+find them changed. Functions of libraries are not looked into.
+"""
+
+import dis
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train._utils.private_names import version_of
+from compss_train.model.attributes import state_of_generator
+from compss_train.model.copies import filled_cells
+
+GlobalUsers: TypeAlias = Sequence[tuple[FunctionType, tuple[str, ...]]]
+"""Functions, each with the names of the global variables that it uses and may change."""
+
+_OPERATIONS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"}
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+_MOST = 1000
+"""Maximum number of items of a container that are compared."""
+
+_DEPTH = 3
+"""How deeply containers and objects in each other are compared."""
+
+
+def global_users(objects: Iterable[Any]) -> GlobalUsers:
+    """Return the functions behind objects of a user, and of what they call, that use globals."""
+    users: list[tuple[FunctionType, tuple[str, ...]]] = []
+    known: set[int] = set()
+    waiting = [*objects]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        if not isinstance(value, FunctionType):
+            waiting += _functions_of(value)
+            continue
+        if _is_of_library(value.__module__):
+            continue
+        waiting += filled_cells(value).values()
+        names = []
+        for name in sorted(_names_in(value.__code__)):
+            used = value.__globals__.get(name)
+            if isinstance(used, FunctionType | type):
+                waiting.append(used)
+            if not isinstance(used, FunctionType) and not _is_constant(used, name, value.__code__):
+                names.append(name)
+        if names:
+            users.append((value, tuple(names)))
+    return users
+
+
+def _functions_of(value: Any) -> list[Any]:
+    """Return what may run when an object of a user is called."""
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, type):
+        bases = (base for base in value.__mro__ if not _is_of_library(base.__module__))
+        members = [member for base in bases for member in vars(base).values()]
+        return [member for member in members if isinstance(member, FunctionType)]
+    if isinstance(value, nn.Module):
+        return [*{type(module) for module in value.modules()}]
+    return [type(value)] if not isinstance(value, _PLAIN) else []
+
+
+def _is_of_library(module: str | None) -> bool:
+    """Return whether a module is this package, Python's or an installed one."""
+    root = (module or "").partition(".")[0]
+    if root in ("compss_train", "builtins", *sys.stdlib_module_names) and root != "__main__":
+        return True
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of global variables in a function, and in those inside of it."""
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in _OPERATIONS
+    }
+    return names.union(*(_names_in(part) for part in code.co_consts if isinstance(part, CodeType)))
+
+
+def _stored_in(code: CodeType) -> set[str]:
+    stored = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    }
+    return stored.union(
+        *(_stored_in(part) for part in code.co_consts if isinstance(part, CodeType))
+    )
+
+
+def _is_constant(value: Any, name: str, code: CodeType) -> bool:
+    """Return whether a global variable cannot be changed by a function, as far as one can see."""
+    if name in _stored_in(code):
+        return False
+    if isinstance(value, ModuleType):
+        return _is_of_library(value.__name__)
+    if isinstance(value, type):
+        return _is_of_library(value.__module__)
+    return isinstance(value, _PLAIN) or not (
+        isinstance(value, torch.Tensor | np.ndarray | list | dict | set | deque)
+        or state_of_generator(value) is not None
+        or hasattr(value, "__dict__")
+    )
+
+
+def global_values(users: GlobalUsers) -> list[list[Any]]:
+    """Return what ``changed_global`` compares: the values of the variables, as they are now."""
+    return [
+        [*_parts(function.__globals__.get(name), _DEPTH)]
+        for function, names in users
+        for name in names
+    ]
+
+
+def changed_global(users: GlobalUsers, before: Sequence[Sequence[Any]]) -> str | None:
+    """Return the name of a variable that has changed, with its function; ``None`` for none."""
+    places = [(function, name) for function, names in users for name in names]
+    for (function, name), parts, new in zip(places, before, global_values(users), strict=True):
+        if len(parts) != len(new) or not all(map(_is_same, parts, new)):
+            return f"the global variable {name!r}, which {function.__qualname__} uses,"
+    return None
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    return type(first) is type(second) and isinstance(first, _PLAIN) and first == second
+
+
+def _parts(value: Any, depth: int) -> Iterator[Any]:
+    """Iterate over objects that are others, or unequal numbers, once a value has changed."""
+    yield value
+    if isinstance(value, torch.Tensor):
+        yield None if value.is_inference() else version_of(value)
+    elif isinstance(value, np.ndarray):
+        yield value.tobytes() if value.size <= _MOST else None
+    elif isinstance(value, nn.Module):
+        for tensor in (*value.parameters(), *value.buffers()):
+            yield from _parts(tensor, depth)
+    elif depth:
+        yield from _inner_parts(value, depth - 1)
+
+
+def _inner_parts(value: Any, depth: int) -> Iterator[Any]:
+    generator = state_of_generator(value)
+    if generator is not None:
+        yield repr(generator)
+    elif isinstance(value, Mapping):
+        yield len(value)
+        for key, item in [*value.items()][:_MOST]:
+            yield key
+            yield from _parts(item, depth)
+    elif isinstance(value, list | tuple | set | deque):
+        yield len(value)
+        for item in [*value][:_MOST]:
+            yield from _parts(item, depth)
+    elif isinstance(value, ModuleType | type):
+        for name, item in [*vars(value).items()]:
+            if isinstance(item, (*_PLAIN, list, dict, set)) and not name.startswith("__"):
+                yield from _parts(item, depth)
+    elif hasattr(value, "__dict__") and not _is_of_library(type(value).__module__):
+        yield from _inner_parts(vars(value), depth)
