@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,9 +48,11 @@ def two_nodes() -> Iterator[Any]:
 
 
 @contextmanager
-def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
-    """Run ``ray start`` for two nodes of one CPU each, and yield the environment of a program that
-    joins them.
+def started_by_hand(
+    *head_options: str, cpus: Sequence[int] = (1, 1), store: int = 100_000_000
+) -> Iterator[dict[str, str]]:
+    """Run ``ray start`` for nodes with so many CPUs, and yield the environment of a program that
+    joins them. Each has an object store of ``store`` bytes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -67,10 +69,9 @@ def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
         "-m",
         "ray.scripts.scripts",
         "start",
-        "--num-cpus=1",
         "--disable-usage-stats",
     ]
-    start += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
+    start += [f"--object-store-memory={store}", "--min-worker-port=0", "--max-worker-port=0"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     leaders = []
     # In a folder with a short name, as those of sockets are limited.
@@ -83,9 +84,13 @@ def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
             *head_options,
         ]
         try:
-            for role in (head, [f"--address={address}"]):
+            for number, count in enumerate(cpus):
+                role = [f"--address={address}"] if number else head
                 process = subprocess.Popen(
-                    [*start, *role], env=environment, start_new_session=True, **pipes
+                    [*start, f"--num-cpus={count}", *role],
+                    env=environment,
+                    start_new_session=True,
+                    **pipes,
                 )
                 leaders.append(process.pid)
                 printed, _ = process.communicate(timeout=200)
