@@ -17,6 +17,9 @@ from compss_train.data.sample_roles import Keys, Roles
 from compss_train.data.streams import StreamReader
 from compss_train.data.values import is_grouped
 
+_RAY_DATA = "ray.data.dataset"
+"""The module of Ray's data sets."""
+
 
 class Samples:
     """A data set with options that ``fit(dataset)`` alone cannot express.
@@ -189,7 +192,7 @@ def _is_hugging_face(value: Any) -> bool:
 
 def is_ray_data(value: Any) -> bool:
     """Return whether a value is a data set of Ray; imports nothing."""
-    return type(value).__module__ == "ray.data.dataset" and hasattr(value, "materialize")
+    return type(value).__module__ == _RAY_DATA and hasattr(value, "materialize")
 
 
 def as_samples(value: Any) -> Samples | None:
@@ -201,7 +204,8 @@ def as_samples(value: Any) -> Samples | None:
         return value
     if isinstance(value, DataLoader):
         return _samples_of_loader(value)
-    if isinstance(value, torch_data.Dataset) or _is_hugging_face(value) or is_ray_data(value):
+    is_of_ray = type(value).__module__ == _RAY_DATA
+    if isinstance(value, torch_data.Dataset) or is_of_ray or _is_hugging_face(value):
         return Samples(value)
     return None
 
