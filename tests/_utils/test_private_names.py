@@ -29,11 +29,14 @@ OWNERS = {
     "_BatchNorm": batchnorm,
     "_BaseDataLoaderIter": dataloader,
     "_SpectralNorm": parametrizations,
+    "_backward_hooks": LINEAR,
+    "_backward_pre_hooks": LINEAR,
     "_buffers": LINEAR,
     "_call_impl": LINEAR,
     "_compiled_call_impl": LINEAR,
     "_dynamo": torch,
     "_foreach_norm": torch,
+    "_forward_hooks": LINEAR,
     "_forward_pre_hooks": LINEAR,
     "_in_order": WITH_PROCESSES,
     "_indices": datasets.Dataset.from_dict({"x": [0]}),
@@ -49,9 +52,11 @@ OWNERS = {
     "_prefetch_factor": WITH_PROCESSES,
     "_raylet": ray,
     "_reductions": torchmetrics.MeanMetric(),
+    "_state_dict_hooks": LINEAR,
     "_step_supports_amp_scaling": torch.optim.SGD([torch.zeros(1)], fused=True),
     "_to_sync": torchmetrics.MeanMetric(),
     "_update_count": torchmetrics.MeanMetric(),
+    "_version": torch.zeros(1),
     "_utils": torch.utils.data,
     "_worker_info": torch.utils.data._utils.worker,
 }
@@ -59,7 +64,7 @@ OWNERS = {
 
 def test_the_list_is_complete():
     names = {*re.findall(r"\b_[a-zA-Z]\w*", Path(private_names.__file__).read_text())}
-    assert names - {"_NAMESPACE", "_kept_values"} == {*OWNERS}
+    assert names - {"_HOOKS", "_NAMESPACE", "_kept_values"} == {*OWNERS}
 
 
 def test_no_other_module_imports_private_names_of_others():

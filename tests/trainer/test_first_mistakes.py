@@ -26,6 +26,7 @@ from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.engines import LocalEngine
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, classification, mlp, named
+from tests.model.lr_schedule.schedulers import Notes
 
 X, Y = classification()
 FIT = {"num_epochs": 2, "batch_size": 20, "progress": False}
@@ -999,7 +1000,7 @@ def test_what_a_batch_of_workers_has_is_no_mistake(blocks, shuffled):
 
 @pytest.mark.usefixtures("_no_processes")
 def test_early_tries_change_nothing():
-    calls = []
+    calls = Notes()  # which the copies of the step share
 
     def step(model, batch, context):
         calls.append(len(batch[0]))
