@@ -23,7 +23,7 @@ from compss_train.data.readers.base import select_keys
 from compss_train.data.readers.images import SUFFIXES as IMAGE_SUFFIXES
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
-from compss_train.model.attributes import NETWORK
+from compss_train.model.attributes.reader import NETWORK
 from compss_train.model.error_hints import kind_of
 from compss_train.model.model_state import model_state, of_network, restore
 from compss_train.trainer import DistributedTrainer

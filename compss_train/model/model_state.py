@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from compss_train.model.attributes import NETWORK, AttributeReader, is_kept_whole, references
+from compss_train.model.attributes.plain_values import is_kept_whole, references
+from compss_train.model.attributes.reader import NETWORK, AttributeReader
+from compss_train.model.attributes.writer import AttributeWriter
 from compss_train.model.devices import copy_into, to_host
 
 ModelState: TypeAlias = dict[str, Any]
@@ -74,7 +76,7 @@ def restore(
     own = {name: value for name, value in state["buffers"].items() if name not in merged}
     restore_buffers(net, own, device)
     if state["attributes"]:
-        AttributeReader(net, roots).set(state["attributes"], device)
+        AttributeWriter(AttributeReader(net, roots), device).set(state["attributes"])
 
 
 def without_not_kept(state: ModelState) -> ModelState:

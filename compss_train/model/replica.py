@@ -9,7 +9,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import is_sequence, map_leaves
-from compss_train.model.attributes import AttributeReader, changed_attributes
+from compss_train.model.attributes.changes import changed_attributes
+from compss_train.model.attributes.reader import AttributeReader
 from compss_train.model.broadcasting import ComparingStep
 from compss_train.model.error_hints import dtypes, error_notes, kind_of, label_hint
 from compss_train.model.lightning_style import EPOCH_ENDS, ModuleStep

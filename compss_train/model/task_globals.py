@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.private_names import version_of
-from compss_train.model.attributes import state_of_generator
+from compss_train.model.attributes.plain_values import state_of_generator
 from compss_train.model.copies import filled_cells
 
 GlobalUsers: TypeAlias = Sequence[tuple[FunctionType, tuple[str, ...]]]

@@ -10,7 +10,8 @@ from torch import nn
 
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
-from compss_train.model.attributes import NETWORK, AttributeReader, ImmutableAttributes
+from compss_train.model.attributes.immutable import ImmutableAttributes
+from compss_train.model.attributes.reader import NETWORK, AttributeReader
 from compss_train.model.class_weights import CheckedWeight
 from compss_train.model.closures import ClosureUse
 from compss_train.model.devices import is_gpu

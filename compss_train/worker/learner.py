@@ -11,7 +11,9 @@ from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
 from compss_train.model import parameters as params
-from compss_train.model.attributes import OPTIMIZER, AttributeReader, changed_attributes
+from compss_train.model.attributes.changes import changed_attributes
+from compss_train.model.attributes.reader import OPTIMIZER, AttributeReader
+from compss_train.model.attributes.writer import AttributeWriter
 from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.loss_warnings import batch_warning
 from compss_train.model.lr_schedule import Hyperparameters
@@ -269,9 +271,9 @@ class Learner:
         of_model = {name: kept[name] for name in kept if name not in of_optimizer}
         device = self._work.device
         if of_model:
-            self.replica.attributes().set(of_model, device)
+            AttributeWriter(self.replica.attributes(), device).set(of_model)
         if of_optimizer and not reset:
-            self._attributes_of(optimizer).set(of_optimizer, device)
+            AttributeWriter(self._attributes_of(optimizer), device).set(of_optimizer)
 
     def _changed_attributes(self) -> dict[str, Any] | None:
         """Return the attributes that a new copy has not."""

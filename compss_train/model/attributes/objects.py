@@ -1,0 +1,67 @@
+"""The kinds of objects: what tells them apart, and which are looked into."""
+
+import hashlib
+import pickle
+import sys
+from contextlib import suppress
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+"""What copies share, and what its name tells apart."""
+
+_FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
+"""The libraries whose functions keep nothing, and whose objects decide how they are copied."""
+
+MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+"""What torch gives all modules."""
+
+OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) - {
+    "state",
+    "param_groups",
+}
+"""What torch gives all optimizers, besides what their state_dict keeps."""
+
+
+def class_of(value: Any) -> str:
+    """Return the name of an object's class, with that of its module."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def is_foreign(module: str | None) -> bool:
+    """Return whether a module is one of ``_FOREIGN``."""
+    return (module or "").partition(".")[0] in _FOREIGN
+
+
+def is_opaque(value: Any) -> bool:
+    """Return whether what an object holds is known to its class only.
+
+    Classes of Python and numpy that pickle their objects in ways of their own are so.
+    """
+    kind: Any = type(value)
+    if not is_foreign(kind.__module__) or kind.__module__.startswith("torch"):
+        return False
+    if isinstance(value, partial | MethodType):
+        return False
+    has_own_way = kind.__reduce_ex__ is not object.__reduce_ex__ or (
+        kind.__reduce__ is not object.__reduce__
+    )
+    return has_own_way or not kind.__dictoffset__
+
+
+def digest(value: Any) -> str:
+    """Return what tells apart the values of an opaque object; nothing if it cannot be pickled."""
+    with suppress(Exception):
+        return f" {hashlib.sha256(pickle.dumps(value)).hexdigest()}"
+    return ""
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Return the names of the attributes that a class keeps in slots."""
+    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for entry in slots for name in ((entry,) if isinstance(entry, str) else entry)]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
