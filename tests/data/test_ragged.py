@@ -31,6 +31,7 @@ from compss_train.engines.calls import intra_op_threads
 from compss_train.training.data_source import as_data_source
 from tests.helpers import small_fits
 from tests.helpers.models import SGD, assert_same_bits, state_arrays
+from tests.helpers.notes import Notes
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.tolerances import sum_error
 from tests.same_bits.material import Characters
@@ -225,7 +226,7 @@ class Mean(nn.Module):
 
 def batches_of(x, y, workers, **options):
     """Return the samples of each batch of a fit: the first item, and the lengths in x and y."""
-    batches = []
+    batches = Notes()
 
     def collate(samples):
         batches.append([(int(x[0]), len(x), y.numel()) for x, y in samples])
@@ -235,6 +236,7 @@ def batches_of(x, y, workers, **options):
         "serial", workers, 3, Mean, SGD, loss="mse", metric=None, collate=collate
     )
     trainer.fit(x, y, num_epochs=2, batch_size=5, progress=False, **options)
+    assert batches
     return batches
 
 

@@ -22,6 +22,7 @@ from compss_train.integrations.dislib import (
 from compss_train.integrations.dislib.eddl import layers_of
 from tests.helpers.cases import slow
 from tests.helpers.models import FITS, assert_same_bits, state_arrays
+from tests.helpers.notes import Notes
 from tests.integrations.dislib_tensors import Tensor, images, tensors, whole
 
 
@@ -250,7 +251,7 @@ def test_a_script_may_take_the_steps_of_an_epoch_itself(made):
 @CLASSES
 def test_entries_train_with_the_options_of_build(made):
     x, y = tensors(shape=(1, 1))
-    seen = []
+    seen = Notes()
     encapsulated = made(1)
     spec = [optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05}]
     if made is eddl_class:

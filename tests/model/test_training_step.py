@@ -22,10 +22,10 @@ from tests.helpers.models import (
     mlp,
     state_arrays,
 )
+from tests.helpers.notes import Notes
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop, plain_steps
 from tests.helpers.small_fits import assert_alike, fit
 from tests.helpers.tolerances import loss_error, sum_error
-from tests.model.lr_schedule.schedulers import Notes
 from tests.same_bits.material import discriminator, generator
 
 X, Y = classification(samples=62)

@@ -26,7 +26,7 @@ from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.engines import LocalEngine
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, classification, mlp, named
-from tests.model.lr_schedule.schedulers import Notes
+from tests.helpers.notes import Notes
 
 X, Y = classification()
 FIT = {"num_epochs": 2, "batch_size": 20, "progress": False}

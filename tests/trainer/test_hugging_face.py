@@ -9,6 +9,7 @@ from torch.nn import functional
 from compss_train import Counted, DistributedTrainer, Samples
 from compss_train.engines.calls import intra_op_threads
 from tests.helpers.models import assert_same_bits
+from tests.helpers.notes import Notes
 from tests.helpers.plain_loop import state_arrays
 from tests.helpers.tolerances import loss_error
 
@@ -125,7 +126,7 @@ def test_labels_of_the_data_set_are_in_its_samples():
 
 
 def test_a_step_gets_what_the_collator_made():
-    seen = []
+    seen = Notes()
 
     def step(model, batch, _):
         seen.append(batch)

@@ -27,6 +27,7 @@ from compss_train.exceptions import BadFileError
 from tests.data.readers.formats import names, overwritten, same
 from tests.data.readers.table_files import pa, parquet
 from tests.data.readers.test_table import read_all
+from tests.helpers.notes import Notes
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -406,7 +407,7 @@ WAYS = {
 def test_only_images_that_cannot_be_read_are_left_out(damaged, rows, options, cache):
     folder, bad = damaged
     expected = expected_images(folder, bad)
-    seen = []
+    seen = Notes()
 
     def step(net, batch, context):
         seen.append(batch)
@@ -450,7 +451,7 @@ def test_classes_are_read_without_their_images(damaged):
 def test_optimizers_are_renewed_in_blocks_whose_first_images_cannot_be_read(folder):
     for name in ImageFolderReader().images(str(folder))[:2]:
         (folder / name).write_bytes(b"no image")
-    made = []
+    made = Notes()
 
     def adam(parameters):
         made.append(torch.optim.Adam(parameters, lr=0.1))

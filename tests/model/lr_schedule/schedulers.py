@@ -57,10 +57,3 @@ class Noting(torch.optim.SGD):
                 (number, group["lr"], group["momentum"], float(gradient.flatten()[0]))
             )
         super().step(closure)
-
-
-class Notes(list):
-    """Notes that copies of an optimizer share, where they are made in this process."""
-
-    def __deepcopy__(self, memo):
-        return self

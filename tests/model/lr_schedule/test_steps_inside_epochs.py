@@ -24,8 +24,9 @@ from tests.helpers.models import (
     mlp,
     state_arrays,
 )
+from tests.helpers.notes import Notes
 from tests.helpers.small_fits import combined
-from tests.model.lr_schedule.schedulers import SCHEDULERS, Notes, Noting, fall
+from tests.model.lr_schedule.schedulers import SCHEDULERS, Noting, fall
 
 X, Y = classification(samples=62)
 SIZES = [len(part) for block in np.array_split(X, 4) for part in np.array_split(block, 3)]
