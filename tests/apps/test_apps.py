@@ -90,7 +90,7 @@ WRONG = {
     "--workers 0": ("num_workers=0", "at least 1"),
     "--batches 3 --batch-size 10": ("not allowed with",),
     "--merge sometimes": ("'sometimes'", "commutative"),
-    "--lr -1": ("learning rate", "-1"),
+    "--lr -1": ("lr=-1.0", "at least 0"),
 }
 
 
@@ -117,7 +117,8 @@ def test_ctrl_c_ends_with_a_short_message(here, ctrl_c_when, tmp_path):
         "digits", "--engine", "serial", "--epochs", 100_000, "--workers", 1, "--output", tmp_path
     )
     assert done.returncode == INTERRUPTED
-    message = r"compss_train: fit interrupted by Ctrl-C; last complete round: \d+\ninterrupted\n"
+    line = r"compss_train: fit interrupted by Ctrl-C; last complete round: \d+, epoch \d+"
+    message = rf"{line}\ninterrupted\n"
     assert re.fullmatch(message, done.stderr)
     assert len(history(tmp_path)) >= 4
     assert parameters.load(tmp_path / "parameters.safetensors")

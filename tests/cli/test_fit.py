@@ -309,7 +309,7 @@ ERRORS = {
         "[fit]: buffer: 'foo': give a table, whose keys are kind, capacity, threshold"
     ),
     "build.schedule=3": (
-        "[build]: schedule: 3: give a table, whose keys are function, steps, unit, or an object by"
+        "[build]: schedule: 3: give a table, whose keys are function, steps, unit, monitor, or an "
     ),
     f"fit.callbacks='import:{USER_OBJECTS}:data'": "give a list of callbacks",
     "fit.callbacks=['import:compss_train.callbacks:ProgressBar']": (
@@ -325,7 +325,7 @@ ERRORS = {
     "build.optimizer=adam": (
         '[build]: optimizer = "adam" is a string; give a table, for example { optimizer ='
     ),
-    "build.optimizer.lr=-1": "[build]: Invalid learning rate: -1",
+    "build.optimizer.lr=-1": "[build]: optimizer 'sgd' has lr=-1: give a finite number",
     "network.import=tests.helpers.models:mpl": (
         "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no"
     ),

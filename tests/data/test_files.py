@@ -220,8 +220,8 @@ def spoil(*files):
 
 
 WRONG = [
-    (3, {}, TypeError, "int"),
-    ([None], {}, TypeError, "NoneType"),
+    (3, {}, TypeError, "files=3"),
+    ([None], {}, TypeError, "files=[None]"),
     ([], {}, ValueError, "files="),
     (iter([]), {}, ValueError, "files="),
     ("none/*.npz", {}, ValueError, "files="),

@@ -258,9 +258,7 @@ def test_places_without_a_checkpoint_to_resume_from(tmp_path):
         resume=True,
     )
     for value in (1, 0, [tmp_path], 2.5):
-        assert_refused(
-            refusing(), TypeError, "expected str, bytes or os.PathLike object", resume=value
-        )
+        assert_refused(refusing(), TypeError, "give a folder of checkpoints", resume=value)
     whole = trainer_of()
     first = trainer_of()
     never_fitted = trainer_of()

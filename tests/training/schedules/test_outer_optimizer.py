@@ -297,7 +297,7 @@ def test_optimizers_that_a_merge_cannot_use():
         fit(sparse, merge=Merge(optimizer_state="average"))
     for outer, message in (
         (torch.optim.LBFGS, "an outer step, which has one gradient, does not work with LBFGS"),
-        ({"optimizer": "sgd", "lr": -1.0}, r"outer_optimizer=.*: Invalid learning rate: -1\.0"),
+        ({"optimizer": "sgd", "lr": -1.0}, r"outer_optimizer=.*: optimizer 'sgd' has lr=-1\.0"),
     ):
         with pytest.raises(ValueError, match=message):
             fit(trainer, merge=Merge(outer_optimizer=outer))
