@@ -206,8 +206,9 @@ class CopyTemplate(pickle.Pickler):
     Functions are copied with the variables in their cells, their attributes and their defaults, so
     that no copy sees what another one changes there. Tensors and arrays are kept beside it and
     copied by deepcopy; those in ``unset`` are not copied: others take their places, whose values
-    are not set. If what functions hold cannot be pickled, functions are shared. If something else
-    cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the whole object.
+    are not set. What functions hold and has its own ``__deepcopy__`` is copied by that; if
+    something there cannot be pickled, functions are shared. If something else cannot be pickled or
+    has its own ``__deepcopy__``, deepcopy copies the whole object.
     """
 
     def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
@@ -223,11 +224,14 @@ class CopyTemplate(pickle.Pickler):
         """Those of it that are functions with a state, which is pickled after the value."""
         for shares_functions in (False, True):
             self._shares_functions = shares_functions
+            self._is_in_functions = False
             stream.seek(0)
             stream.truncate()
             self._functions.clear()
+            self._kept.clear()
             with suppress(Exception):
                 self.dump(value)
+                self._is_in_functions = True
                 for function in self._functions:  # which grow meanwhile
                     self.dump(_state_of(function))
                 self._pickle = stream.getvalue()
@@ -267,6 +271,10 @@ class CopyTemplate(pickle.Pickler):
                     self._functions.append(obj)
             self._kept[id(obj)] = obj
             return id(obj)
-        if hasattr(type(obj), "__deepcopy__"):
+        # Scalars of numpy, which have one too, cannot change.
+        if hasattr(type(obj), "__deepcopy__") and not isinstance(obj, np.generic):
+            if self._is_in_functions:
+                self._kept[id(obj)] = obj
+                return id(obj)
             raise pickle.PicklingError("it decides itself what a copy shares with it")
         return None

@@ -5,6 +5,8 @@ import pickle
 import weakref
 
 import cloudpickle
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from compss_train import DistributedTrainer
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.copies import CopyTemplate, copy_network
 from tests.helpers.models import ADAM, assert_same_bits, blocked, classification, state_arrays
+from tests.helpers.notes import Notes
 from tests.helpers.plain_loop import plain_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
@@ -97,3 +100,23 @@ def test_what_no_copy_owns_is_shared_also_if_deepcopy_does_not_know_its_type():
     copied = CopyTemplate(net, []).copy("cpu")
     assert copied is not net
     assert copied.of_itself is net.of_itself
+
+
+@pytest.mark.parametrize(
+    "held", [np.float32(3), pd.DataFrame({"x": [3.0]}), Notes([3.0])], ids=lambda held: type(held)
+)
+def test_functions_share_no_variables_beside_what_decides_itself_how_it_is_copied(held):
+    """Such as scalars of numpy and data frames."""
+    count = 0
+
+    def count_calls():
+        nonlocal count
+        count += 1
+        return count, held
+
+    template = CopyTemplate(count_calls, [])
+    first = template.copy("cpu")
+    second = template.copy("cpu")
+    assert [first()[0], first()[0], second()[0], count] == [1, 2, 1, 0]
+    assert (first()[1] is second()[1]) == isinstance(held, Notes)
+    np.testing.assert_array_equal(first()[1], held)
