@@ -52,11 +52,12 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
 
 
 @given(
-    st.integers(0, 2),
-    st.lists(st.one_of(st.integers(0, 12), st.tuples(st.integers(0, 12))), max_size=12),
+    worker=st.integers(0, 2),
+    losses=st.lists(st.integers(0, 12), max_size=2),
+    samples=st.lists(st.integers(0, 12), max_size=12),
 )
-def test_offsets_advance_by_what_comes_and_a_gap_ends_the_connection(worker, messages):
-    """Samples of stream 5 come to a worker of three; a tuple says below which they are lost."""
+def test_offsets_advance_by_what_comes_and_a_gap_ends_the_connection(worker, losses, samples):
+    """Stream 5 says below which samples some are lost, then sends samples to a worker of three."""
     routing = Routing(3, whole=False)
     with no_threads_left():
         stub = StubWorker(make("FIFO", 50), number=worker, workers=3)
@@ -64,26 +65,23 @@ def test_offsets_advance_by_what_comes_and_a_gap_ends_the_connection(worker, mes
         offset = 0
         try:
             with stub.connect(5) as connection:
-                for message in messages:
-                    if isinstance(message, tuple):
-                        [end] = message
-                        wait_until(lambda: stub.buffer.samples_put == len(put))
-                        connection.connection.send({"lost": end})
-                        offset = max(offset, end)
-                        continue
-                    connection.send(message)
-                    if routing.worker_of(5, message) != worker:
+                for end in losses:
+                    connection.connection.send({"lost": end})
+                    offset = max(offset, end)
+                for sample in samples:
+                    connection.send(sample)
+                    if routing.worker_of(5, sample) != worker:
                         error = connection.read("error")["error"]
-                        assert f"sample {message} of stream 5 is for worker" in error
+                        assert f"sample {sample} of stream 5 is for worker" in error
                         break
                     expected = routing.next_sample(worker, 5, offset)
-                    if message > expected:
+                    if sample > expected:
                         error = connection.read("error")["error"]
-                        assert f"a gap in stream 5: sample {message} came where" in error
+                        assert f"a gap in stream 5: sample {sample} came where" in error
                         break
-                    if message == expected:
-                        put.append(500 + message)
-                        offset = message + 1
+                    if sample == expected:
+                        put.append(500 + sample)
+                        offset = sample + 1
                 wait_until(lambda: stub.buffer.samples_put == len(put))
             if offset:
                 wait_until(lambda: stub.receiver.snapshot()[1] == {5: offset})
