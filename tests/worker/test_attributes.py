@@ -162,22 +162,28 @@ def arguments_of(place, kind):
     return nn.Sequential(layer), arguments
 
 
-def looped(place, kind, epochs):
-    """Return the parameters after a plain loop."""
-    net, arguments = arguments_of(place, kind)
+def train_in_loop(net, arguments, batches):
+    """Train a network in a plain loop as the arguments of ``build`` say, and return it."""
     make = arguments["optimizer"]
     adam = torch.optim.Adam
     optimizer = make(net.parameters()) if callable(make) else adam(net.parameters(), lr=0.01)
     transform = arguments.get("train_transform", lambda x: x)
     step = arguments.get("training_step")
-    for start in [*range(0, len(X), BATCH)] * epochs:
-        x = transform(X[start : start + BATCH])
-        y = Y[start : start + BATCH]
+    for samples, y in batches:
+        x = transform(samples)
         optimizer.zero_grad()
         loss = arguments["loss"](net(x), y) if step is None else step(net, (x, y), None)
         loss.backward()
         optimizer.step()
     return net
+
+
+def looped(place, kind, epochs):
+    """Return the parameters after a plain loop."""
+    net, arguments = arguments_of(place, kind)
+    return train_in_loop(
+        net, arguments, [*zip(X.split(BATCH), Y.split(BATCH), strict=True)] * epochs
+    )
 
 
 def fitted(engine, place, kind, epochs, **options):

@@ -13,7 +13,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint, WorkerCallback
-from tests.worker.test_attributes import BEGINNINGS, advanced, assert_alike
+from tests.worker.test_attributes import BEGINNINGS, advanced, assert_alike, train_in_loop
 
 BATCH = 10
 EPOCHS = 5
@@ -191,19 +191,9 @@ def program(seed):
 def looped(seed):
     """Return the network after the plain loop."""
     net, arguments = program(seed)
-    make = arguments["optimizer"]
-    adam = torch.optim.Adam
-    optimizer = make(net.parameters()) if callable(make) else adam(net.parameters(), lr=0.01)
-    transform = arguments.get("train_transform", lambda x: x)
-    step = arguments.get("training_step")
-    for start in [*range(0, len(X), BATCH)] * EPOCHS:
-        x = transform(X[start : start + BATCH])
-        y = Y[start : start + BATCH]
-        optimizer.zero_grad()
-        loss = arguments["loss"](net(x), y) if step is None else step(net, (x, y), None)
-        loss.backward()
-        optimizer.step()
-    return net
+    return train_in_loop(
+        net, arguments, [*zip(X.split(BATCH), Y.split(BATCH), strict=True)] * EPOCHS
+    )
 
 
 class Killed(WorkerCallback):
