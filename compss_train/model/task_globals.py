@@ -23,7 +23,8 @@ from compss_train.model.copies import filled_cells
 GlobalUsers: TypeAlias = Sequence[tuple[FunctionType, tuple[str, ...]]]
 """Functions, each with the names of the global variables that it uses and may change."""
 
-_OPERATIONS = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"}
+_STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_USES = _STORES | {"LOAD_GLOBAL"}
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -51,11 +52,13 @@ def global_users(objects: Iterable[Any]) -> GlobalUsers:
             continue
         waiting += filled_cells(value).values()
         names = []
-        for name in sorted(_names_in(value.__code__)):
+        stored_names = _globals_in(value.__code__, _STORES)
+        for name in sorted(_globals_in(value.__code__, _USES)):
             used = value.__globals__.get(name)
             if isinstance(used, FunctionType | type):
                 waiting.append(used)
-            if not isinstance(used, FunctionType) and not _is_constant(used, name, value.__code__):
+            may_change = name in stored_names or not _is_constant(used)
+            if may_change and not isinstance(used, FunctionType):
                 names.append(name)
         if names:
             users.append((value, tuple(names)))
@@ -86,31 +89,19 @@ def _is_of_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-def _names_in(code: CodeType) -> set[str]:
-    """Return the names of global variables in a function, and in those inside of it."""
+def _globals_in(code: CodeType, operations: frozenset[str]) -> set[str]:
+    """Return the global variables of these operations in a function, and in those inside of it."""
     names = {
         instruction.argval
         for instruction in dis.get_instructions(code)
-        if instruction.opname in _OPERATIONS
+        if instruction.opname in operations
     }
-    return names.union(*(_names_in(part) for part in code.co_consts if isinstance(part, CodeType)))
+    inner_codes = (part for part in code.co_consts if isinstance(part, CodeType))
+    return names.union(*(_globals_in(inner, operations) for inner in inner_codes))
 
 
-def _stored_in(code: CodeType) -> set[str]:
-    stored = {
-        instruction.argval
-        for instruction in dis.get_instructions(code)
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-    }
-    return stored.union(
-        *(_stored_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    )
-
-
-def _is_constant(value: Any, name: str, code: CodeType) -> bool:
-    """Return whether a global variable cannot be changed by a function, as far as one can see."""
-    if name in _stored_in(code):
-        return False
+def _is_constant(value: Any) -> bool:
+    """Return whether a global value cannot be changed in place, as far as one can see."""
     if isinstance(value, ModuleType):
         return _is_of_library(value.__name__)
     if isinstance(value, type):
