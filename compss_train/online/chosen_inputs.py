@@ -83,9 +83,11 @@ class ChosenInputs(Inputs):
             parts = self._parts.setdefault(simulation, {})
             parts[worker] = np.array(values)
             by_worker = [part for _, part in sorted(parts.items())]
-            trained, samples, loss, excess = np.sum(by_worker, 0)
-            mean_loss = loss / samples if samples else np.nan
-            self._table.set(simulation, trained=int(trained), loss=mean_loss, excess=excess)
+            trained, excess, samples, *sums = np.sum(by_worker, 0)
+            loss, first_loss = (total / samples if samples else np.nan for total in sums)
+            self._table.set(
+                simulation, trained=int(trained), loss=loss, first_loss=first_loss, excess=excess
+            )
 
     def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
         """Return what ``resume`` needs: also the sampler, its draws, and the reports on them."""

@@ -24,7 +24,7 @@ class InputSampler(ABC):
     """
 
     needs_losses: bool = True
-    """Whether the loss of each sample is computed, for ``table.loss`` and ``table.excess``."""
+    """Whether losses of samples are computed: ``table.loss``, ``first_loss`` and ``excess``."""
     origin: str = ""
     """How the last input was chosen, in a word, which records have; reports colour inputs by it."""
 

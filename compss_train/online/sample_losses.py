@@ -7,16 +7,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+COLUMNS = 6
+"""Numbers that a report has of each simulation: its own, and five totals."""
+
 
 class SampleLosses:
-    """The newest loss of each sample that a worker has trained, by simulation.
+    """The first and the newest loss of each sample that a worker has trained, by simulation.
 
     A report has totals of all that is known of a simulation, so that it does not depend on when it
     is made. Losses stay on their device until then. Of samples that do not come again only sums are
     kept.
 
-    Excess is how far a loss is above the mean of its batch, in standard deviations
-    of the batch. A pair of time steps counts once, as its earlier step.
+    The first loss of a sample is known before any step on it. Excess is how far a loss is above the
+    mean of its batch, in standard deviations of the batch, and is added up over all batches. A pair
+    of time steps counts once, as its earlier step.
     """
 
     def __init__(self, saved: Mapping[str, NDArray[Any]] | None = None) -> None:
@@ -27,21 +31,21 @@ class SampleLosses:
         if saved is None:
             saved = {
                 "simulations": np.zeros(0, np.int64),
-                "totals": np.zeros((0, 4)),
+                "totals": np.zeros((0, COLUMNS - 1)),
                 "samples": np.zeros((0, 2), np.int64),
                 "values": np.zeros((0, 2)),
             }
         self._simulations = saved["simulations"]
         """The simulations that were trained, in order."""
         self._totals = saved["totals"]
-        """For each of them how often its samples were trained, and sums of those that are gone.
+        """For each of them how often its samples were trained, and their excess in all batches.
 
-        Of samples that do not come again these are the number, the loss and the excess.
+        Then, of samples that do not come again, the number and the sums of newest and first losses.
         """
         self._samples = saved["samples"]
         """Simulation and step of the samples that may come again, in order."""
         self._values = saved["values"]
-        """The newest loss and excess of each of them."""
+        """The newest and the first loss of each of them."""
 
     def add(
         self, losses: torch.Tensor, simulations: NDArray[np.int64], steps: NDArray[np.int64]
@@ -55,8 +59,8 @@ class SampleLosses:
     def report(self) -> NDArray[np.float64]:
         """Return a row for each simulation that was trained since the last report.
 
-        Its number, how often its samples were trained on, how many have a loss, and the sums of
-        loss and excess.
+        Its number, how often its samples were trained on, their excess, how many have a loss, and
+        the sums of their newest and of their first losses.
         """
         self._absorb()
         changed = self._changed
@@ -83,7 +87,7 @@ class SampleLosses:
         size = len(self._simulations)
         counts = np.bincount(rows, minlength=size)
         sums = [np.bincount(rows, values, size) for values in self._values[part].T]
-        return np.stack([np.zeros(size), counts, *sums], 1)
+        return np.stack([np.zeros(size), np.zeros(size), counts, *sums], 1)
 
     def _absorb(self) -> None:
         """Take new losses into account.
@@ -96,25 +100,29 @@ class SampleLosses:
         self._new = []
         values = torch.cat(losses).double().cpu().numpy()
         sizes = np.array([len(simulations) for simulations in numbers[0]])
-        pairs = np.stack([values, _excess(values, sizes)], 1)
         samples = np.stack([np.concatenate(batches) for batches in numbers], 1)
-        self._count(samples[:, 0])
+        self._count(samples[:, 0], _excess(values, sizes))
         counted = np.flatnonzero(np.isfinite(values))[::-1]  # the newest of a sample first
         samples = np.concatenate([samples[counted], self._samples])
-        pairs = np.concatenate([pairs[counted], self._values])
+        newest_losses = np.concatenate([values[counted], self._values[:, 0]])
+        first_losses = np.concatenate([values[counted], self._values[:, 1]])
         order, is_first = _sorted(samples)
+        is_last = np.roll(is_first, -1)
         newest = order[is_first]
+        oldest = order[is_last]
         self._samples = samples[newest]
-        self._values = pairs[newest]
+        self._values = np.stack([newest_losses[newest], first_losses[oldest]], 1)
 
-    def _count(self, simulations: NDArray[np.int64]) -> None:
-        """Count samples that were trained, given the simulation of each."""
+    def _count(self, simulations: NDArray[np.int64], excess: NDArray[np.float64]) -> None:
+        """Count samples that were trained, given the simulation and the excess of each."""
         trained, counts = np.unique(simulations, return_counts=True)
         fresh = np.setdiff1d(trained, self._simulations, assume_unique=True)
         places = np.searchsorted(self._simulations, fresh)
         self._simulations = np.insert(self._simulations, places, fresh)
         self._totals = np.insert(self._totals, places, 0, axis=0)
         self._totals[np.searchsorted(self._simulations, trained), 0] += counts
+        # One after another: the sum has the same bits whenever reports are made.
+        np.add.at(self._totals[:, 1], np.searchsorted(self._simulations, simulations), excess)
         self._changed = np.union1d(self._changed, trained)
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_COLUMNS = [("complete", "?"), ("failed", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
+_COLUMNS = [
+    ("complete", "?"),
+    ("failed", "?"),
+    ("trained", "i8"),
+    ("loss", "f8"),
+    ("first_loss", "f8"),
+    ("excess", "f8"),
+]
 _LEAST_ROWS = 64
 """Rows for which there is memory from the start."""
 
@@ -53,16 +60,26 @@ class SimulationTable:
     def loss(self) -> NDArray[np.float64]:
         """The mean of the losses of a simulation's samples, each as of when it was trained last.
 
-        NaN before.
+        NaN before. A network that has trained a sample often may have learned it by heart.
         """
         return self._column("loss")
+
+    @property
+    def first_loss(self) -> NDArray[np.float64]:
+        """The mean of the losses of a simulation's samples, each as of when it was trained first.
+
+        The network had then made no step on the sample, so that this is an error of prediction: the
+        progressive validation of Blum, Kalai and Langford ("Beating the Hold-Out", COLT 1999).
+        Earlier simulations met a network that had learned less. NaN before.
+        """
+        return self._column("first_loss")
 
     @property
     def excess(self) -> NDArray[np.float64]:
         """The sum of how far the losses of a simulation's samples were above the means of batches.
 
-        In standard deviations of the losses in that batch, when the sample was trained last; 0
-        below the mean.
+        Every time that a sample was trained adds to it, in standard deviations of the losses in
+        that batch; 0 below the mean.
         """
         return self._column("excess")
 
@@ -88,7 +105,7 @@ class SimulationTable:
         """Add the row of a simulation."""
         if len(self) == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[len(self)] = (False, False, 0, np.nan, 0.0)
+        self._rows[len(self)] = (False, False, 0, np.nan, np.nan, 0.0)
         self.inputs.append(value)
 
     def state_dict(self) -> dict[str, Any]:

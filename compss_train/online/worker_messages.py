@@ -16,6 +16,7 @@ from compss_train.data.block import Block
 from compss_train.model.measurements import Measured
 from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.net import Address, Header, MessageError, ReceivedArray, parsing, shortened
+from compss_train.online import sample_losses
 from compss_train.training.snapshot import worker_from_dict, worker_to_dict
 from compss_train.worker.state import WorkerState
 
@@ -146,7 +147,7 @@ def parse(header: Header, arrays: Sequence[ReceivedArray]) -> WorkerMessage:
 def _report(header: Header, arrays: Sequence[ReceivedArray]) -> Reported:
     losses = None
     if len(arrays) > 1:
-        losses = arrays[1].tensor().double().numpy().reshape(-1, 5)
+        losses = arrays[1].tensor().double().numpy().reshape(-1, sample_losses.COLUMNS)
     return Reported(
         WorkerReport(**decode_value(arrays[0].tensor())),
         losses,

@@ -40,7 +40,7 @@ class Listed(InputSampler):
         self.predicts = predicts
 
     def next(self, table):
-        columns = "number", "complete", "trained", "loss", "excess"
+        columns = "number", "complete", "trained", "loss", "first_loss", "excess"
         self.tables.append(
             {name: getattr(table, name).copy() for name in columns} | {"inputs": [*table.inputs]}
         )
@@ -118,6 +118,7 @@ def test_the_table_has_the_losses_of_a_plain_loop(local):
         loss[start : start + 5] = values
         excess[start : start + 5] = np.maximum(0, (values - values.mean()) / values.std())
     np.testing.assert_allclose(tables[-1]["loss"], np.nanmean(loss.reshape(4, 7), 1), rtol=1e-4)
+    np.testing.assert_array_equal(tables[-1]["first_loss"], tables[-1]["loss"])  # trained once
     np.testing.assert_allclose(
         tables[-1]["excess"], excess.reshape(4, 7).sum(1), rtol=1e-3, atol=1e-4
     )

@@ -428,8 +428,19 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
     assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]
 
 
+class KeepsTables(SpacedInputs):
+    """Keeps what it is told of losses at every draw."""
+
+    def next(self, table):
+        columns = table.trained, table.loss, table.first_loss, table.excess
+        self.told = [column.tolist() for column in columns]
+        return super().next(table)
+
+
 def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
-    """In lockstep a study that was killed has the bits, and the inputs, of an undisturbed one."""
+    """In lockstep a study that was killed has the bits, the inputs and the table of losses of an
+    undisturbed one.
+    """
 
     def life(folder, stop=None, **more):
         trainer = build_trainer(
@@ -439,7 +450,7 @@ def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
             "callbacks": [Checkpoint(folder), *([] if stop is None else [stop])],
             "progress": False,
         }
-        sampler = SpacedInputs([(0, 1), (0, 1)], 30, some_samples, seed=4)
+        sampler = KeepsTables([(0, 1), (0, 1)], 30, some_samples, seed=4)
         with suppress(KeyboardInterrupt):
             trainer.fit_online(
                 Simulations(simulate_box, sampler, lockstep=True),
@@ -448,14 +459,18 @@ def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
                 **(given | more),
             )
         drawn = [draw for record in trainer.history for draw in record.get("inputs", ())]
-        return trainer, drawn
+        return trainer, drawn, sampler.told
 
-    undisturbed, inputs = life(tmp_path / "undisturbed", checkpoint_every=None)
+    undisturbed, inputs, told = life(tmp_path / "undisturbed", checkpoint_every=None)
     assert len(inputs) == 30
+    assert len(told[0]) == 30
     for stop in (StopAt(40), StopAt(90, "stop"), None):
-        trainer, drawn = life(tmp_path / "saves", stop, checkpoint_every=0.001, resume=True)
+        trainer, drawn, told_after_saves = life(
+            tmp_path / "saves", stop, checkpoint_every=0.001, resume=True
+        )
     assert trainer.resumed_from is not None
     assert drawn == inputs
+    assert told_after_saves == told
     assert_same_bits(trainer.get_parameters(), undisturbed.get_parameters())
 
 

@@ -1,4 +1,6 @@
-"""What workers know of the losses of samples: the newest of each, whatever the reports between."""
+"""What workers know of the losses of samples: the first and the newest of each, and their excess in
+all batches, whatever the reports between.
+"""
 
 import queue
 from contextlib import suppress
@@ -25,9 +27,10 @@ def add(known, batch):
 
 
 def model_of(batches):
-    """Return by simulation: samples trained, and the newest loss and excess of each step."""
+    """Return by simulation: samples trained, excess, and newest and first loss of each step."""
     trained = {}
-    newest = {}
+    excess = {}
+    losses_of_steps = {}
     for batch in batches:
         losses = np.array([loss for _, _, loss in batch])
         counted = losses[np.isfinite(losses)]
@@ -35,13 +38,16 @@ def model_of(batches):
         for simulation, step, loss in batch:
             trained[simulation] = trained.get(simulation, 0) + 1
             if np.isfinite(loss):
-                excess = max(0.0, (loss - counted.mean()) / spread) if spread else 0.0
-                newest.setdefault(simulation, {})[step] = loss, excess
-    return trained, newest
+                above = max(0.0, (loss - counted.mean()) / spread) if spread else 0.0
+                excess[simulation] = excess.get(simulation, 0) + above
+                known = losses_of_steps.setdefault(simulation, {})
+                _, first = known.get(step, (loss, loss))
+                known[step] = loss, first
+    return trained, excess, losses_of_steps
 
 
 @given(BATCHES, st.integers(0, 8), st.booleans())
-def test_a_report_has_the_newest_of_every_sample(batches, middle, restarts):
+def test_a_report_has_the_first_and_newest_of_every_sample(batches, middle, restarts):
     """Batches that are reported, or saved and restored, between them do not change what the last
     report says.
     """
@@ -60,13 +66,14 @@ def test_a_report_has_the_newest_of_every_sample(batches, middle, restarts):
             each.add(torch.tensor([float("nan")]), np.array([simulation]), np.array([0]))
     ours = known.report()
     np.testing.assert_array_equal(ours, once.report())  # the same bits
-    trained, newest = model_of(batches)
+    trained, excess, losses_of_steps = model_of(batches)
     assert ours[:, 0].tolist() == sorted(trained)
-    for number, count, samples, loss, excess in ours.tolist():
-        values = np.array([*newest.get(number, {}).values()]).reshape(-1, 2)
+    for number, count, above, samples, *sums in ours.tolist():
+        values = np.array([*losses_of_steps.get(number, {}).values()]).reshape(-1, 2)
         assert (count, samples) == (trained[number] + 1, len(values))
-        np.testing.assert_allclose([loss, excess], values.sum(0))
-    assert known.report().shape == (0, 5)
+        np.testing.assert_allclose(above, excess.get(number, 0), atol=1e-12)
+        np.testing.assert_allclose(sums, values.sum(0))
+    assert known.report().shape == (0, 6)
 
 
 @given(BATCHES.filter(len))
@@ -106,7 +113,7 @@ def test_samples_that_do_not_come_again_are_summed_up(batches, moments):
 def test_a_pair_counts_once():
     known = SampleLosses()
     known.add(torch.tensor([1.0, 3.0]), np.array([[7, 7], [7, 7]]), np.array([[0, 2], [1, 2]]))
-    assert known.report().tolist() == [[7, 2, 2, 4, 1]]
+    assert known.report().tolist() == [[7, 2, 1, 2, 4, 4]]
 
 
 @given(st.data())
@@ -117,6 +124,7 @@ def test_a_sample_that_leaves_the_buffer_while_its_batch_is_trained_counts_once(
     buffer = Reservoir(4, 0, seed=0)
     known = SampleLosses()
     losses = {}
+    first_losses = {}
     sent = iter(range(60))
 
     def put(most):
@@ -130,9 +138,12 @@ def test_a_sample_that_leaves_the_buffer_while_its_batch_is_trained_counts_once(
         put(2)
         loss = torch.arange(3.0) + number
         known.add(loss, *drawn.T)
-        losses |= dict(zip(drawn[:, 1].tolist(), loss.tolist(), strict=True))
+        for step, value in zip(drawn[:, 1].tolist(), loss.tolist(), strict=True):
+            losses[step] = value
+            first_losses.setdefault(step, value)
         put(2)
         if data.draw(st.booleans()):
             known.settle(buffer.keys("numbers"))
-    [[_, _, samples, total, _]] = known.report()
-    assert (samples, total) == (len(losses), sum(losses.values()))
+    [[_, _, _, samples, *totals]] = known.report()
+    assert samples == len(losses)
+    assert totals == [sum(losses.values()), sum(first_losses.values())]

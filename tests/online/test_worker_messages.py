@@ -29,7 +29,7 @@ from compss_train.worker.state import WorkerState
 
 STATE = WorkerState(optimizer={"step": 3}, random=5, batches=7)
 REPORT = WorkerReport(samples=20, batches=4, loss=0.5, held=3, put=40, got=20, waited=0.25)
-LOSSES = np.arange(10.0).reshape(2, 5)
+LOSSES = np.arange(12.0).reshape(2, 6)
 
 
 def plain(value):
