@@ -126,7 +126,10 @@ def _send_all(
         argument = pickle.loads(value)
     with watchdog.computing():
         is_solver = isinstance(function, Solver)
-        returned = function.run(argument, steps) if is_solver else function(argument)
+        if is_solver:
+            returned = function.run(argument, steps, simulation=stream.number)
+        else:
+            returned = function(argument)
         if not _yields_samples(returned):
             raise TypeError(
                 f"the simulation returned {type(returned).__name__}; write `yield x, y` for each "

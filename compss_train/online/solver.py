@@ -5,6 +5,7 @@ import string
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from compss_train._utils.validation import check_count
 from compss_train.data.block import Block
+from compss_train.online import solver_output
 from compss_train.online.solver_listener import SolverListener
 from compss_train.online.solver_messages import SolverFields
 from compss_train.online.solver_process import SolverProcess
@@ -19,6 +21,8 @@ from compss_train.online.solver_process import SolverProcess
 VARIABLE = "COMPSS_TRAIN_SOLVER"
 """The environment variable with the address for the solver."""
 _HOST_FILES = {"PBS_NODEFILE", "OAR_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"}
+_OUTPUT = "output"
+"""What stands for the file of its output in a command."""
 _END_SECONDS = 10.0
 """How long a program may take to end after its rank 0 has disconnected without saying so."""
 
@@ -51,6 +55,13 @@ class Solver:
         How many cores a run takes, 1 by default; they are reserved with the engine.
     environment:
         Variables to set for the executable besides those of the process that starts it.
+    output:
+        A folder, on a file system that all nodes share, for what the executable writes to its
+        standard output and error: ``simulation-000003.out`` for simulation 3, and where it runs
+        again ``simulation-000003-run-2.out``. In the command ``{output}`` is that path without
+        ``.out``, for launchers that write a file for each rank (``srun --output={output}.%t``,
+        ``mpirun --output-filename {output}.ranks``). ``None`` (default): it goes to the output of
+        the process that starts it.
 
     The executable runs in the folder in which the program made this object. It connects to the
     address in ``COMPSS_TRAIN_SOLVER``: a socket file, or TCP with a token in a job on several nodes
@@ -66,6 +77,7 @@ class Solver:
     sample: Callable[[Any, int, SolverFields], Any]
     cpus: int = field(default=1, kw_only=True)
     environment: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+    output: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     folder: str = field(default_factory=os.getcwd, init=False)
     """Where the executable runs."""
 
@@ -92,15 +104,24 @@ class Solver:
                 "that returns (x, y)"
             )
         check_count("cpus", self.cpus)
+        if self.output is not None:
+            object.__setattr__(self, "output", _absolute_folder("output", self.output))
 
-    def arguments(self, value: Any) -> list[str]:
-        """Return the command for an input.
+    def arguments(self, value: Any, log: Path | None = None) -> list[str]:
+        """Return the command for an input, whose output goes to the file ``log``.
 
         Raises ``ValueError`` if it does not fit, or if the command reads nothing of it.
         """
         texts = [os.fspath(argument) for argument in self.command]
-        arguments = [_filled(text, value) for text in texts]
-        if value is not None and not any(_names_in(text) for text in texts):
+        output: str | None = None
+        if self.output is not None:
+            path = Path(self.output, "simulation") if log is None else log.with_suffix("")
+            output = str(path)
+        arguments = [_filled(text, value, output) for text in texts]
+        names = {name for text in texts for name in _names_in(text)}
+        if output is not None and not _has_key(value, _OUTPUT):
+            names.discard(_OUTPUT)
+        if value is not None and not names:
             raise ValueError(
                 f"command={texts!r} reads nothing of its inputs: write {{}} where the value is "
                 "to stand, {0} for the first item or {name} for a key; a solver that reads "
@@ -119,19 +140,27 @@ class Solver:
                 if sample is not None:
                     yield sample
 
-    def run(self, value: Any, steps: int | None = None) -> Generator[Any]:
+    def run(
+        self, value: Any, steps: int | None = None, *, simulation: int | None = None
+    ) -> Generator[Any]:
         """Yield the same, and ``None`` for a time step that ``sample`` leaves out.
+
+        The file of its output has the number of the ``simulation``.
 
         Raises ``ChildProcessError`` also if the executable sends fewer than ``steps`` time steps,
         unless that is ``None``.
         """
-        command = self.arguments(value)
+        self.arguments(value)  # before there is a file for its output
+        log: Path | None = None
+        if self.output is not None:
+            log = solver_output.new_file(os.fspath(self.output), simulation)
+        command = self.arguments(value, log)
         environment = dict(self.environment or {})
         may_leave_node = _may_leave_this_node({**os.environ, **environment})
         with ExitStack() as stack:
             listener = stack.enter_context(SolverListener(tcp=may_leave_node))
             environment[VARIABLE] = listener.address
-            process = stack.enter_context(SolverProcess(command, environment, self.folder))
+            process = stack.enter_context(SolverProcess(command, environment, self.folder, log=log))
             sent = 0
             for step, fields in enumerate(_steps(listener, process)):
                 sample = self.sample(value, step, fields)
@@ -175,14 +204,38 @@ def _names_in(argument: str) -> list[str]:
     return [name for _, name, *_ in string.Formatter().parse(argument) if name is not None]
 
 
-def _filled(argument: str, value: Any) -> str:
-    """Return an argument of the command with parts of an input in place of the braces."""
+def _absolute_folder(option: str, folder: object) -> str:
+    """Return the path of a folder, which may not exist yet, as all processes find it.
+
+    Raises ``TypeError`` and ``ValueError`` for anything else.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"{option}={folder!r}: give the path of a folder")
+    path = os.fspath(folder)
+    if not isinstance(path, str) or not path or "://" in path or "\0" in path:
+        raise ValueError(
+            f"{option}={path!r}: give the path of a folder on a file system that all nodes share"
+        )
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"{option}={path!r} exists and is no folder; give another path")
+    return os.path.abspath(path)
+
+
+def _has_key(value: Any, name: str) -> bool:
+    return isinstance(value, Mapping) and name in value
+
+
+def _filled(argument: str, value: Any, output: str | None) -> str:
+    """Return an argument of the command with parts of an input in place of the braces.
+
+    A key of the input comes before the file of the output, if it has its name.
+    """
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         value = value.tolist()
     items: list[Any] = []
-    named: dict[str, Any] = {}
+    named: dict[str, Any] = {} if output is None else {_OUTPUT: output}
     if isinstance(value, Mapping):
-        named = {str(name): _plain(item) for name, item in value.items()}
+        named |= {str(name): _plain(item) for name, item in value.items()}
     else:
         items = list(value) if isinstance(value, list | tuple) else [value]
     try:
@@ -191,6 +244,8 @@ def _filled(argument: str, value: Any) -> str:
         return argument.format(*map(_plain, items), **named)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        if error.args == (_OUTPUT,):
+            problem += ", and {output} needs Solver(..., output=folder)"
         raise ValueError(f"{argument!r} in command= does not fit the input: {problem}") from error
 
 

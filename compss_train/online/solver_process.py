@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import IO, cast
 
 from compss_train._utils import Closable
-from compss_train.online import guard
+from compss_train.online import guard, solver_output
 
 _TAIL_BYTES = 2000
 """How much of the end of a program's output is kept."""
@@ -34,9 +35,9 @@ class SolverProcess(Closable):
 
     All its processes end when this object is closed or this process dies.
 
-    ``environment`` is added to that of this process. This process writes what the command does to
-    its own standard output and error; if ``piped``, the command's standard output can be read from
-    ``output`` instead.
+    ``environment`` is added to that of this process. The command writes its output and errors to
+    the file ``log``. Without one, this process writes them to its own standard output and error; if
+    ``piped``, the command's standard output can be read from ``output`` instead.
     """
 
     def __init__(
@@ -46,25 +47,31 @@ class SolverProcess(Closable):
         folder: str | None = None,
         *,
         piped: bool = False,
+        log: Path | None = None,
     ) -> None:
         text = shlex.join(command)
         self.name = text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **(environment or {})},
-            cwd=folder,
-            start_new_session=True,
-        )
+        self._log = log
+        with ExitStack() as stack:
+            # At the end of the file, which the ranks of a launcher may open, too.
+            file = None if log is None else stack.enter_context(log.open("ab"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if file is None else file,
+                stderr=subprocess.PIPE if file is None else subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                cwd=folder,
+                start_new_session=True,
+            )
         self._input: IO[bytes] = cast("IO[bytes]", self._process.stdin)
         self.output: IO[bytes] = cast("IO[bytes]", self._process.stdout)
-        self._error: IO[bytes] = cast("IO[bytes]", self._process.stderr)
         self._tail = b""
-        copied = {self._error: _STANDARD_ERROR}
-        if not piped:
-            copied[self.output] = _STANDARD_OUTPUT
+        copied: dict[IO[bytes], int] = {}
+        if self._process.stderr is not None:
+            copied[self._process.stderr] = _STANDARD_ERROR
+        if self._process.stdout is not None and not piped:
+            copied[self._process.stdout] = _STANDARD_OUTPUT
         self._threads = [
             threading.Thread(
                 target=self._copy, args=(copied,), name="solver's output", daemon=True
@@ -120,9 +127,21 @@ class SolverProcess(Closable):
             what = f"ended by {signal.Signals(-status).name}"
         elif not what:
             what = f"ended with status {status}"
-        lines = self._tail.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
         kind = NotStartedError if status == guard.NOT_STARTED else ChildProcessError
-        return kind("\n  ".join([f"{self.name} {what}", *lines]))
+        return kind("\n  ".join([f"{self.name} {what}", *self._last_lines()]))
+
+    def _last_lines(self) -> list[str]:
+        """Return the last lines of the program's output, and where all of it is if that is known.
+
+        Of ranks that write files of their own, those of the file that was written last.
+        """
+        if self._log is None:
+            return _last_lines_of(self._tail)
+        lines = []
+        for path in solver_output.newest_files(self._log):
+            lines += _last_lines_of(solver_output.end_of(path, _TAIL_BYTES))
+            lines.append(f"(output: {path})")
+        return lines
 
     def close(self) -> None:
         """End the program with all its processes, unless it has ended; wait for that."""
@@ -130,5 +149,10 @@ class SolverProcess(Closable):
         self._process.wait()
         for thread in self._threads:
             thread.join()
-        self.output.close()
-        self._error.close()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _last_lines_of(text: bytes) -> list[str]:
+    return text.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
