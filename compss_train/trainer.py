@@ -495,8 +495,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             Samples in a batch; the last batches may have fewer.
         merge:
             ``Merge(every=...)``: number of batches after which a worker merges, through a parameter
-            server in this process; 1 by default. It also takes ``outer_optimizer`` and
-            ``optimizer_state`` (``"keep"`` or ``"reset"``).
+            server in this process; 1 by default. It also takes ``outer_optimizer``,
+            ``optimizer_state`` (``"keep"`` or ``"reset"``), and ``averaging`` with
+            ``averaging_unit="steps"``.
         max_batches:
             Maximum number of batches that each worker trains on; ``None`` for no limit.
         validation_data, callbacks, progress, max_time:
@@ -530,7 +531,11 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         )
         self._model.require_idle("fit_online")
         called = self._callback_list(
-            callbacks, progress=progress, validated=validation_data is not None, online=True
+            callbacks,
+            progress=progress,
+            validated=validation_data is not None,
+            averaged=options.merge.averaging is not None,
+            online=True,
         )
         stopping = self._stopping(max_time)
         validation = None

@@ -79,7 +79,7 @@ class EventLoop:
             self.workers.finish()
             if self.keeps_saves and self.ending.reason is None and failure is None:
                 self.sources.runs.forget_given_up()
-                save = self._cut(self.parameters.pull())
+                save = self._cut(self.parameters.pull(), self.parameters.pull_averaged())
             self.recorder.finish(self.sources.counts(), self.workers.repetitions(), save)
         elif save is not None:
             self.recorder.keep(save)
@@ -202,6 +202,7 @@ class EventLoop:
         """
         is_last = self.ending.phase is Phase.SAVING
         parameters = self.parameters.pull() if self.keeps_saves else {}
+        averaged = self.parameters.pull_averaged() if self.keeps_saves else None
         server = self.parameters.save() if self.keeps_saves else None
         waited = self.workers.seconds_waited
         if not is_last:
@@ -214,7 +215,7 @@ class EventLoop:
             self.workers.go_on()
             return
         safe = self.sources.runs.forget_safe(self.workers.all)
-        save = self._cut(parameters, server) if self.keeps_saves else None
+        save = self._cut(parameters, averaged, server) if self.keeps_saves else None
         if is_last:
             self.ending.end_saving(save)
             return
@@ -222,7 +223,12 @@ class EventLoop:
         if save is not None:
             self.recorder.add_save(save, self.sources.counts(), waited)
 
-    def _cut(self, parameters: Parameters, server: dict[str, Any] | None = None) -> Study:
+    def _cut(
+        self,
+        parameters: Parameters,
+        averaged: Parameters | None,
+        server: dict[str, Any] | None = None,
+    ) -> Study:
         """Return the state of everything; a complete study has no content of the ``server``."""
         saved = SavedStudy(
             is_complete=server is None,
@@ -235,4 +241,4 @@ class EventLoop:
             senders=self.sources.senders.state_dict(self.workers.all),
             reports={},
         )
-        return saved.to_study(parameters)
+        return saved.to_study(parameters, averaged)

@@ -49,7 +49,7 @@ from compss_train.training.running_fit import Fit, FitRun
 from compss_train.training.schedules.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Study
-from compss_train.training.training_state import NOTHING_KEPT, TrainingState
+from compss_train.training.training_state import MergeState, TrainingState
 
 
 @dataclass(kw_only=True, eq=False)
@@ -182,13 +182,15 @@ class OnlineFit(Fit, FitRun):
             try:
                 loop.run()
                 model.parameters = loop.parameters.pull()
+                model.averaged = loop.parameters.pull_averaged()
                 model.stopped = loop.ending.reason
-                # What is kept belongs to other parameters.
-                session.keep(session.states, NOTHING_KEPT)
+                # What else is kept belongs to other parameters.
+                session.keep(session.states, MergeState(averaged=model.averaged))
             except BaseException:
                 # The error to raise is that of the fit.
                 with suppress(OSError, RuntimeError, DivergedError):
                     model.parameters = loop.parameters.pull(timeout=rounds.MERGE_SECONDS)
+                    model.averaged = loop.parameters.pull_averaged(timeout=rounds.MERGE_SECONDS)
                 raise
             finally:
                 model.run = None
@@ -281,7 +283,14 @@ class OnlineFit(Fit, FitRun):
             self.session.model.parameters,
             self.options.merge,
             saved=None if self.study is None else self.study.server,
+            averaged=self._earlier_average,
         )
+
+    @property
+    def _earlier_average(self) -> params.Parameters | None:
+        """The average that an earlier fit has kept, which this one continues if it keeps one."""
+        keeps_average = self.options.merge.averaging is not None
+        return self.session.state().merge.averaged if keeps_average else None
 
     def _recorder(self, server: EventServer, parameters: GlobalParameters) -> Recorder:
         """Return what makes records, after a first evaluation on validation data, if any.
@@ -294,14 +303,14 @@ class OnlineFit(Fit, FitRun):
         if self.validation is not None:
             inference = Inference(self.session, self.validation, on_cpu=True, name=VALIDATION)
             evaluation = Evaluation(inference, server.address, self.stopping)
-            evaluation.start(model.parameters, model.reports, notify=False)
+            evaluation.start(model.parameters, None, model.reports, notify=False)
             evaluation.result(measures)
         return Recorder(
             model,
             self.callbacks,
             Reports(self.session.num_workers, measures),
             evaluation=evaluation,
-            pull=parameters.pull,
+            parameters=parameters,
             interval=self.options.record_every,
         )
 
@@ -319,6 +328,7 @@ class OnlineFit(Fit, FitRun):
             options=self.options,
             seed=seed if self.study is None else self.study.seed,
             schedule=model.built.schedule,
+            continues_average=self._earlier_average is not None,
             by_sample=sampler is not None and sampler.needs_losses,
             lockstep=self.simulations.lockstep,
         )
@@ -352,7 +362,10 @@ class OnlineFit(Fit, FitRun):
         The workers report their new states in saves, and when the fit ends.
         """
         parameters = self.newest() if self.save is None else self.save.parameters
-        return parameters, self.session.state()
+        averaged = self.averaged() if self.save is None else self.save.averaged
+        state = self.session.state()
+        return parameters, replace(state, merge=MergeState(averaged=averaged))
 
-    def averaged(self) -> None:
-        """Return ``None``: an online fit keeps no average."""
+    def averaged(self) -> params.Parameters | None:
+        """Return the current average of the parameters by steps, if one is kept."""
+        return None if self.loop is None else self.loop.parameters.pull_averaged()

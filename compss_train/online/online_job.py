@@ -31,6 +31,8 @@ class OnlineJob:
     seed: int
     schedule: Schedule | None = None
     """The learning rates by batches, if they change."""
+    continues_average: bool = False
+    """Whether an average by steps is there from the start, kept by an earlier fit."""
     by_sample: bool = False
     """Whether workers report the losses of samples."""
     lockstep: bool = False

@@ -1,12 +1,10 @@
 """Makes the records of an online fit, with their validation and the saves that belong to them."""
 
-from collections.abc import Callable
-
-from compss_train.model.parameters import Parameters
 from compss_train.online.evaluation import Evaluation
 from compss_train.online.reports import Reports
 from compss_train.reports.records import Record
 from compss_train.training.callback_list import CallbackList
+from compss_train.training.schedules.server import GlobalParameters
 from compss_train.training.snapshot import Study
 from compss_train.training.trained_model import TrainedModel
 
@@ -24,12 +22,12 @@ class Recorder:
         reports: Reports,
         *,
         evaluation: Evaluation | None,
-        pull: Callable[[], Parameters],
+        parameters: GlobalParameters,
         interval: float,
     ) -> None:
         self._model = model
         self._callbacks = callbacks
-        self._pull = pull
+        self._parameters = parameters
         self._interval = interval
         self.reports = reports
         self.evaluation = evaluation
@@ -63,8 +61,13 @@ class Recorder:
         if self.evaluation is None:
             self._emit(record, save)
         else:
-            parameters = self._pull() if save is None else save.parameters
-            self.evaluation.start(parameters, self._model.reports)
+            if save is None:
+                parameters = self._parameters.pull()
+                averaged = self._parameters.pull_averaged()
+            else:
+                parameters = save.parameters
+                averaged = save.averaged
+            self.evaluation.start(parameters, averaged, self._model.reports)
             self._pending = record
             self._pending_save = save
 
@@ -124,7 +127,9 @@ class Recorder:
         record = self.reports.record(self._number, simulations, final=True)
         self.save = save
         if self.evaluation is not None:
-            self.evaluation.start(self._pull(), self._model.reports, notify=False)
+            parameters = self._parameters.pull()
+            averaged = self._parameters.pull_averaged()
+            self.evaluation.start(parameters, averaged, self._model.reports, notify=False)
             validation = self.evaluation.result(self.reports.measures)
             if validation is None:
                 self.reports.put_back()

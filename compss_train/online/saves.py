@@ -52,7 +52,7 @@ class SavedStudy:
     options: dict[str, Any]
     """The options of the fit and its objective, as plain values."""
     server: dict[str, Any] | None
-    """The global parameters in double precision, and the state of the outer optimizer, by key."""
+    """The global parameters in double precision, their average and the outer optimizer's state."""
     workers: Sequence[SavedWorker]
     streams: int
     """The number of the next sender's stream of samples."""
@@ -61,8 +61,8 @@ class SavedStudy:
     senders: dict[str, Any]
     reports: dict[str, Any]
 
-    def to_study(self, parameters: Any) -> Study:
-        """Return it as plain values and files."""
+    def to_study(self, parameters: Any, averaged: Any = None) -> Study:
+        """Return it as plain values and files, with the parameters and their average, if any."""
         workers = [
             {
                 "offsets": np.array(list(part.offsets.items()), np.int64).reshape(-1, 2),
@@ -80,6 +80,7 @@ class SavedStudy:
                 for worker, part in enumerate(self.workers)
                 if part.buffer is not None
             },
+            averaged=averaged,
         )
 
     @classmethod

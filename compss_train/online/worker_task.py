@@ -29,6 +29,7 @@ from compss_train.online.coordinator_connection import TICK, CoordinatorConnecti
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.receiver import NUMBERS, Receiver
 from compss_train.online.sample_losses import SampleLosses
+from compss_train.online.shared_average import SharedAverage
 from compss_train.online.worker_messages import Done, Failed, Reported, SavePart, WorkerReport
 from compss_train.training.snapshot import worker_from_dict
 from compss_train.worker.batches import Batch
@@ -131,8 +132,13 @@ class OnlineWorker:
         """The global parameters from which the worker has continued last."""
         batching = Batching(size=self._batch_size)
         self._training = Job(
-            spec=training_spec, batching=batching, seed=job.seed, buffers=self._exchange.buffers
+            spec=training_spec,
+            batching=batching,
+            seed=job.seed,
+            buffers=self._exchange.buffers,
+            averaging=job.options.merge.decay("steps"),
         )
+        self._average = self._make_average(saved)
         self._learner = self._make_learner(state, moments)
         self._schedule = self._make_schedule()
         self._losses = self._make_losses(saved_buffer)
@@ -165,7 +171,22 @@ class OnlineWorker:
         )
         # What is not finite is found at once: samples do not come again.
         state = replace(state, skipped=True)
-        return Learner(self._training, self._base, state, work=work, moments=moments)
+        averaged = None if self._average is None else self._average.start
+        return Learner(
+            self._training, self._base, state, work=work, moments=moments, averaged=averaged
+        )
+
+    def _make_average(self, saved: dict[str, Any]) -> SharedAverage | None:
+        exchange = self._job.server_address.averages
+        if exchange is None:
+            return None
+        return SharedAverage(
+            exchange,
+            self._server,
+            worker=self._number,
+            share=self._share,
+            has_begun=saved.get("has_average", self._job.continues_average),
+        )
 
     def _make_schedule(self) -> LrSchedule | None:
         if self._job.schedule is None:
@@ -216,6 +237,8 @@ class OnlineWorker:
         params.load_into(self._learner.replica.net, unmerged["own"])
         if unmerged["pending"] is not None:
             self._learner.set_pending(unmerged["pending"])
+        if self._average is not None:
+            self._average.restore(self._learner, unmerged["average"])
 
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
@@ -283,6 +306,11 @@ class OnlineWorker:
     def _is_merged(self) -> bool:
         return self._merged == self._batches
 
+    @property
+    def _share(self) -> float:
+        """How much its changes count in a merge."""
+        return 1 / self._job.num_workers
+
     def _merge(self) -> None:
         """Push the weighted change since the last merge; continue from the global parameters."""
         if self._is_merged:
@@ -292,8 +320,10 @@ class OnlineWorker:
             self._number,
             self._base,
             trained=self._learner.finish(self._base),
-            share=1 / self._job.num_workers,
+            share=self._share,
         )
+        if self._average is not None:
+            self._average.push(self._learner)
         self._continue_from_global()
         self._merged = self._batches
 
@@ -303,6 +333,8 @@ class OnlineWorker:
         kept = self._exchange.buffers.worker
         current = params.to_arrays({name: net.get_buffer(name) for name in kept})
         params.load_into(net, {**self._base, **current})
+        if self._average is not None:
+            self._average.continue_from_shared(self._learner)
 
     # Reports
 
@@ -380,10 +412,14 @@ class OnlineWorker:
     def _position(self) -> dict[str, Any]:
         """Return how far training has come, with the change that is not merged."""
         position: dict[str, Any] = {"batches": self._batches, "merged": self._merged}
+        if self._average is not None:
+            position["has_average"] = self._average.has_begun
         if not self._is_merged:
             position["unmerged"] = {
                 "base": self._base,
                 "own": params.from_module(self._learner.replica.net),
                 "pending": self._learner.pending(),
             }
+            if self._average is not None:
+                position["unmerged"]["average"] = self._average.unmerged(self._learner)
         return position

@@ -273,5 +273,10 @@ def _check_merge(merge: Merge, spec: TrainingSpec) -> None:
     """Raise the errors of a merge that the network or its optimizer does not support."""
     if merge.outer_optimizer is not None:
         check_outer_optimizer(merge.outer_optimizer, spec.net)
+    if merge.kind == "parameter_server" and merge.averaging is not None:
+        raise ValueError(
+            f"averaging={merge.averaging!r} with Merge('parameter_server') is for fit_online: "
+            "leave it out, or take kind 'synchronous' or 'commutative'"
+        )
     if merge.optimizer_state == "average":
         check_averageable(spec)

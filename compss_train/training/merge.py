@@ -69,8 +69,9 @@ class Merge:
         ``"merges"`` (default), with a decay of 0.8, or of the workers' ``"steps"``, with a decay of
         0.99; a number between 0 and 1 sets another decay. By steps, each worker averages as
         ``torch.optim.swa_utils`` does, and the averages are merged like the parameters; buffers are
-        the newest. The average is evaluated on the validation data as ``val_averaged_loss`` and so
-        on, and ``trainer.model(averaged=True)`` returns it. ``None`` (default) for no average.
+        the newest. ``fit_online`` averages by steps only. The average is evaluated on the
+        validation data as ``val_averaged_loss`` and so on, and ``trainer.model(averaged=True)``
+        returns it. ``None`` (default) for no average.
     dtype:
         ``"bf16"`` or ``"int8"``: workers return changes of the weights in half or a quarter of the
         bytes, and add the rounding error to their next change (Seide et al. 2014; Karimireddy et
@@ -226,6 +227,12 @@ class Merge:
                 raise ValueError(
                     f"{option} belongs to {merges}, not to Merge({kind!r}): leave it out"
                 )
+        if kind == "parameter_server" and self.averaging and self.averaging_unit != "steps":
+            raise ValueError(
+                f"averaging={self.averaging!r} by merges needs workers that merge together, and on "
+                "a parameter server each merges by itself: leave it out, or in fit_online give "
+                "averaging_unit='steps'"
+            )
         of_all_workers = self.rule not in (None, "weighted", "halving")
         if of_all_workers and (kind == "parameter_server" or self.quorum == 0):
             alone = "Merge('parameter_server')" if kind == "parameter_server" else "quorum=0"
@@ -333,7 +340,7 @@ _SUPPORTING: Mapping[str, tuple[MergeKind, ...]] = {
     "quorum=": ("commutative",),
     "grace=": ("commutative",),
     "outer_optimizer=": get_args(MergeKind),
-    "averaging=": ("synchronous", "commutative"),
+    "averaging=": get_args(MergeKind),
     "optimizer_state='average'": ("synchronous", "commutative"),
     **{f"dtype={dtype!r}": ("synchronous", "commutative") for dtype in get_args(MergeDtype)},
 }

@@ -39,6 +39,8 @@ class Study:
     workers: tuple[WorkerState, ...]
     files: dict[str, Path]
     """The workers' buffers, files by name."""
+    averaged: Parameters | None = None
+    """The average of the parameters by steps, if one is kept."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

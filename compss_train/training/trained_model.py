@@ -143,7 +143,7 @@ class TrainedModel:
         if average is None:
             raise ValueError(
                 "the last fit kept no average of the parameters; give fit "
-                'merge=Merge(averaging="ema")'
+                'merge=Merge(averaging="ema"), and fit_online averaging_unit="steps", too'
             )
         return average
 

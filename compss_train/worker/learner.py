@@ -346,6 +346,11 @@ class Learner:
         """Return the average that ``Merge(averaging_unit="steps")`` keeps, if any."""
         return None if self._average is None else self._average.arrays()
 
+    def continue_average(self, averaged: params.Parameters) -> None:
+        """Continue this average by steps in place of the learner's."""
+        if self._average is not None:
+            self._average.continue_from(averaged)
+
     def pending(self) -> dict[str, Any] | None:
         """Return the gradients that wait for a step, for ``set_pending``, or ``None``."""
         return self._stepper.accumulated()

@@ -10,7 +10,7 @@ for integers the maximum.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -107,6 +107,27 @@ class Exchange:
             num_workers=num_workers,
             buffers=buffers,
             aliases=dict(names.aliases),
+        )
+
+    @property
+    def of_averages(self) -> Self:
+        """The exchange for averages of the parameters by steps, beside these on the same server.
+
+        They merge as parameters do without an outer optimizer, and have no rows.
+        """
+        layers = tuple(
+            Layer(f"averaged {layer.key}", layer.names, layer.priority) for layer in self.weights
+        )
+        first_names = {name for layer in layers for name in layer.names}
+        aliases = {alias: name for alias, name in self.aliases.items() if name in first_names}
+        names = first_names.union(aliases)
+        return replace(
+            self,
+            weights=layers,
+            rows=(),
+            dtypes={name: dtype for name, dtype in self.dtypes.items() if name in names},
+            shapes={name: shape for name, shape in self.shapes.items() if name in names},
+            aliases=aliases,
         )
 
     def publish(
@@ -241,6 +262,8 @@ class ServerAddress:
     address: str
     token: str = field(repr=False)
     exchange: Exchange
+    averages: Exchange | None = None
+    """The layout of the average of the parameters by steps, if one is kept."""
 
     def connect(
         self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0

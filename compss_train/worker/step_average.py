@@ -25,11 +25,15 @@ class StepAverage:
         self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._average: list[torch.Tensor] | None = None
         if averaged is not None:
-            self._average = []
-            for name, parameter in self._parameters.items():
-                average = torch.empty_like(parameter)
-                copy_into(average, torch.from_numpy(np.array(averaged[name])))
-                self._average.append(average)
+            self.continue_from(averaged)
+
+    def continue_from(self, averaged: Parameters) -> None:
+        """Continue this average, by name."""
+        self._average = []
+        for name, parameter in self._parameters.items():
+            average = torch.empty_like(parameter)
+            copy_into(average, torch.from_numpy(np.array(averaged[name])))
+            self._average.append(average)
 
     @torch.no_grad()
     def update(self) -> None:

@@ -231,6 +231,10 @@ NETS = {
     ),
     "accumulate": ({"optimizer": "adam", "lr": 0.01}, {"every": 4}),
     "schedule": ({"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, {"every": 4}),
+    "average": (
+        {"optimizer": "adam", "lr": 0.01},
+        {"every": 4, "averaging": 0.9, "averaging_unit": "steps"},
+    ),
 }
 
 
@@ -246,7 +250,7 @@ def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed
     steps.
     """
     optimizer, options = NETS[case]
-    gradients = Gradients(accumulate=3) if case == "accumulate" else None
+    gradients = Gradients(accumulate=3) if case in ("accumulate", "average") else None
     schedule = Schedule(decaying, unit="batches") if case == "schedule" else None
 
     def life(folder, stop=None, **more):
@@ -279,6 +283,13 @@ def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed
         trainer = life(tmp_path, stop, checkpoint_every=0.001, resume=True)
         assert trainer.resumed_from is not None or stop.received == 25
     assert_same_bits(trainer.get_parameters(), undisturbed.get_parameters())
+    if case == "average":
+        with pytest.warns(UserWarning, match="is the end of its study"):
+            complete = life(tmp_path, resume=True)
+        for study in (trainer, complete):
+            assert_same_bits(
+                study.get_parameters(averaged=True), undisturbed.get_parameters(averaged=True)
+            )
 
 
 def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pickle(

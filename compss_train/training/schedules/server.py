@@ -23,8 +23,9 @@ from compss_train.worker.train import training_through_server
 class GlobalParameters(Closable):
     """Serves parameters, starting from ``initial``, to the tasks of the workers of a session.
 
-    Changes are added, or the outer optimizer of ``merge`` steps the weights with them. With
-    ``saved``, which ``save`` of an earlier one returned, it continues from that. Raises
+    Changes are added, or the outer optimizer of ``merge`` steps the weights with them. If ``merge``
+    keeps an average by steps, it is served, too, and continues ``averaged``, if any. With
+    ``saved``, which ``save`` of an earlier one returned, all continues from that. Raises
     ``ModuleNotFoundError`` without ZeroMQ (the extra ``online``).
     """
 
@@ -34,6 +35,7 @@ class GlobalParameters(Closable):
         initial: params.Parameters,
         merge: Merge,
         saved: Mapping[str, Any] | None = None,
+        averaged: params.Parameters | None = None,
     ) -> None:
         engine = session.engine
         workers = session.num_workers
@@ -49,11 +51,16 @@ class GlobalParameters(Closable):
         serve = parameter_server.serve if interruptible else parameter_server.serve_apart
         host = engine.host()
         self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
-        self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
+        averages = exchange.of_averages if merge.decay("steps") is not None else None
+        self.server_address = ServerAddress(
+            self._serving.address, self._serving.token, exchange, averages
+        )
         """The address, token and layout that tasks need to connect."""
         try:
             with self.server_address.connect() as server:
                 exchange.publish(server, initial, saved)
+                if averages is not None:
+                    averages.publish(server, averaged or initial, saved)
         except BaseException:
             self.close()
             raise
@@ -63,13 +70,28 @@ class GlobalParameters(Closable):
         with self.server_address.connect(timeout=timeout) as server:
             return self.server_address.exchange.pull(server)
 
+    def pull_averaged(self, timeout: float = 60.0) -> params.Parameters | None:
+        """Return the average by steps, with the newest buffers; ``None`` if none is kept.
+
+        Raises ``TimeoutError`` after ``timeout`` seconds.
+        """
+        address = self.server_address
+        if address.averages is None:
+            return None
+        with address.connect(timeout=timeout) as server:
+            return {**address.exchange.pull(server), **address.averages.pull(server)}
+
     def save(self, timeout: float = 60.0) -> dict[str, Any]:
         """Return what the server holds; for when no worker pushes.
 
         Raises ``TimeoutError`` after ``timeout`` seconds.
         """
-        with self.server_address.connect(timeout=timeout) as server:
-            return self.server_address.exchange.save(server)
+        address = self.server_address
+        with address.connect(timeout=timeout) as server:
+            saved = address.exchange.save(server)
+            if address.averages is not None:
+                saved |= address.averages.save(server)
+            return saved
 
     def close(self) -> None:
         """End the server; workers that connect later get no reply."""
