@@ -1,6 +1,6 @@
 from compss_train._utils import __version__ as __version__
 from compss_train.buffers import BufferSpec as BufferSpec
-from compss_train.cli.inference import load as load
+from compss_train.cli.trained_runs import load as load
 from compss_train.data.blocked import BlockedTensor as BlockedTensor
 from compss_train.data.blocked import shuffle as shuffle
 from compss_train.data.files import FileDataset as FileDataset
