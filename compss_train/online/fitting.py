@@ -216,6 +216,7 @@ class OnlineFit(Fit, FitRun):
         router = StreamRouter(workers.all, job.keys, paired=job.paired)
         router.next_number = self.simulations.first_sender(self.options.buffer)
         inputs = self._inputs(workers, recorder.reports, parameters)
+        recorder.reports.inputs = inputs.statistics
         runs = SimulationRuns(
             self.simulations, inputs, session.engine, count=count, router=router, job=job
         )
@@ -329,6 +330,7 @@ class OnlineFit(Fit, FitRun):
             seed=seed if self.study is None else self.study.seed,
             schedule=model.built.schedule,
             continues_average=self._earlier_average is not None,
+            counts_inputs=self.simulations.simulate is not None,
             by_sample=sampler is not None and sampler.needs_losses,
             lockstep=self.simulations.lockstep,
         )

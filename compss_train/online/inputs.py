@@ -11,6 +11,7 @@ import torch
 
 from compss_train.model.saved_state import sha256_of
 from compss_train.model.value_encoding import to_json
+from compss_train.online.input_statistics import InputStatistics
 
 BEGUN = -1
 """The number of samples of a simulation that is not complete."""
@@ -41,11 +42,14 @@ class Inputs:
         """By simulation, its number of samples once it is complete; before ``BEGUN``."""
         self._hashes = array("q")
         """By simulation, the hash of its input."""
+        self.statistics = InputStatistics()
+        """Those of the inputs of simulations that have begun."""
 
     def next(self) -> tuple[int, Any]:
         """Return the next simulation and its input; raise ``StopIteration`` after the last one."""
         value = self._next_value()
         self._hashes.append(hash_of(value))
+        self.statistics.add(value)
         self.samples.append(BEGUN)
         return len(self.samples) - 1, value
 

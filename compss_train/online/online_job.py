@@ -33,6 +33,8 @@ class OnlineJob:
     """The learning rates by batches, if they change."""
     continues_average: bool = False
     """Whether an average by steps is there from the start, kept by an earlier fit."""
+    counts_inputs: bool = False
+    """Whether workers report how many samples of each simulation are in their buffers."""
     by_sample: bool = False
     """Whether workers report the losses of samples."""
     lockstep: bool = False

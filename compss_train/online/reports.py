@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.buffers.samples import NO_KEYS
 from compss_train.model.measurements import Measures
+from compss_train.online.input_statistics import InputStatistics
 from compss_train.online.worker_messages import WorkerReport
 from compss_train.reports.records import Record, per_second
 from compss_train.training.inference import skipped_batches, warn_of_problems
@@ -79,14 +84,22 @@ class Reports:
         self._known_problems: set[str] = set()
         self._buffers = [WorkerReport() for _ in range(num_workers)]
         """The last report of each worker."""
+        self._held = [NO_KEYS for _ in range(num_workers)]
+        """The simulations in the buffer of each worker, and their samples, by its last report."""
+        self.inputs = InputStatistics()
+        """What is known of the inputs of simulations."""
         self._recorded = time.perf_counter()
         """When the last record was made."""
         self._fit_started = time.time()
 
-    def add(self, worker: int, report: WorkerReport) -> None:
-        """Add a worker's report; warn of what the first one of any worker found."""
+    def add(self, worker: int, report: WorkerReport, held: NDArray[np.int64] = NO_KEYS) -> None:
+        """Add a worker's report; warn of what the first one of any worker found.
+
+        ``held`` are the simulations in its buffer and how many samples each has there.
+        """
         warn_of_problems([report], self._known_problems)
         self._buffers[worker] = report
+        self._held[worker] = held
         self._unrecorded[worker].add(report)
 
     def add_drawn(self, drawn: Record) -> None:
@@ -98,6 +111,7 @@ class Reports:
         return {
             "workers": [unrecorded.state_dict() for unrecorded in self._unrecorded],
             "buffers": [report.__getstate__() for report in self._buffers],
+            "held": list(self._held),
             "drawn": list(self._drawn),
         }
 
@@ -105,6 +119,7 @@ class Reports:
         """Continue with what was reported before."""
         self._unrecorded = [_Unrecorded.of(saved) for saved in state["workers"]]
         self._buffers = [WorkerReport(**saved) for saved in state["buffers"]]
+        self._held = list(state["held"])
         self._drawn = list(state["drawn"])
 
     def put_back(self) -> None:
@@ -151,6 +166,7 @@ class Reports:
         held = sum(report.held for report in self._buffers)
         unseen = sum(report.unseen for report in self._buffers)
         got = sum(report.got for report in self._buffers)
+        of_inputs = self.inputs.of_buffers(self._held)
         return {
             "round": number,
             **self.measures.values(merged),
@@ -172,6 +188,7 @@ class Reports:
                 self._worker_record(worker, unrecorded[worker], trained)
                 for worker, trained in enumerate(reports)
             ],
+            **({} if of_inputs is None else {"buffer_inputs": of_inputs}),
             **({"inputs": drawn} if drawn else {}),
         }
 

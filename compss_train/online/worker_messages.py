@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train.buffers.samples import NO_KEYS
 from compss_train.data.block import Block
 from compss_train.model.measurements import Measured
 from compss_train.model.value_encoding import decode_value, encode_value
@@ -65,6 +66,8 @@ class Reported:
     report: WorkerReport
     losses: NDArray[np.float64] | None = None
     """The rows of ``SampleLosses.report``, if a sampler of inputs needs them."""
+    held: NDArray[np.int64] = field(default_factory=lambda: NO_KEYS)
+    """The simulations that have samples in the buffer, and how many, shape (n, 2)."""
     settled: int = -1
     """The number of the last ``Settle`` with which it has complied."""
     stops: int | None = None
@@ -107,7 +110,7 @@ def pack(message: WorkerMessage) -> tuple[Header, Sequence[Block]]:
             texts = {"failed": message.error, "traceback": message.traceback}
             return {name: shortened(text) for name, text in texts.items()}, []
         case Reported():
-            arrays = [encode_value(message.report.__getstate__())]
+            arrays = [encode_value(message.report.__getstate__()), torch.from_numpy(message.held)]
             if message.losses is not None:
                 arrays.append(torch.from_numpy(message.losses))
             return {"report": True, "settled": message.settled, "stops": message.stops}, arrays
@@ -146,11 +149,12 @@ def parse(header: Header, arrays: Sequence[ReceivedArray]) -> WorkerMessage:
 
 def _report(header: Header, arrays: Sequence[ReceivedArray]) -> Reported:
     losses = None
-    if len(arrays) > 1:
-        losses = arrays[1].tensor().double().numpy().reshape(-1, sample_losses.COLUMNS)
+    if len(arrays) > 2:
+        losses = arrays[2].tensor().double().numpy().reshape(-1, sample_losses.COLUMNS)
     return Reported(
         WorkerReport(**decode_value(arrays[0].tensor())),
         losses,
+        held=arrays[1].tensor().numpy().astype(np.int64, casting="safe").reshape(-1, 2),
         settled=int(header.get("settled", -1)),
         stops=header.get("stops"),
     )

@@ -11,9 +11,12 @@ from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from compss_train.buffers import Buffer, BufferDrainedError
+from compss_train.buffers.samples import NO_KEYS
 from compss_train.data.block_passes import Batching
 from compss_train.data.order import buffer_seed
 from compss_train.engines import calls, liveness, nodes
@@ -26,6 +29,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import decode_value, encoded_pieces
 from compss_train.net import Address, ConnectionLostError
 from compss_train.online.coordinator_connection import TICK, CoordinatorConnection
+from compss_train.online.input_statistics import simulation_counts
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.receiver import NUMBERS, Receiver
 from compss_train.online.sample_losses import SampleLosses
@@ -158,6 +162,12 @@ class OnlineWorker:
         """How many samples had arrived by then."""
         self._local_host = _local_host(job.coordinator)
         self._receiver = stack.enter_context(self._make_receiver(saved_buffer))
+        self._held = NO_KEYS
+        """What the last report had of the simulations in the buffer."""
+        self._counting = 0.0
+        """Seconds that it took to count them."""
+        self._counted = 0.0
+        """When they were counted."""
         self._merge_every = cast("int", job.options.merge.every)
         self._report_every = min(1.0, job.options.record_every) / 2
         self._reported = time.monotonic()
@@ -379,7 +389,22 @@ class OnlineWorker:
         )
         self._buffer.waited = 0.0
         losses = None if self._losses is None else self._losses.report()
-        self._coordinator.send(Reported(report, losses, settled=self._settled, stops=stops))
+        reported = Reported(
+            report, losses, held=self._held_simulations(), settled=self._settled, stops=stops
+        )
+        self._coordinator.send(reported)
+
+    def _held_simulations(self) -> NDArray[np.int64]:
+        """Return which simulations have samples in the buffer, and how many.
+
+        They are counted for at most a hundredth of the time.
+        """
+        began = time.monotonic()
+        if self._job.counts_inputs and began - self._counted >= 100 * self._counting:
+            self._held = simulation_counts(self._buffer.keys(NUMBERS))
+            self._counted = time.monotonic()
+            self._counting = self._counted - began
+        return self._held
 
     def _rates(self) -> dict[str, float]:
         """Return the learning rates of the last batch, if a schedule changes them."""

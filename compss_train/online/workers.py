@@ -418,7 +418,7 @@ class Workers:
         raise error from WorkerTraceback(failure.traceback)
 
     def _add_report(self, worker: Worker, message: Reported) -> None:
-        self._reports.add(worker.number, message.report)
+        self._reports.add(worker.number, message.report, message.held)
         if worker.number == 0:
             self._session.model.state = message.report.model_state
         if message.losses is not None:

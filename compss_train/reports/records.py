@@ -20,10 +20,13 @@ BOOKKEEPING = frozenset(
         *("workers", "worker", "fit_started", "started", "ended", "merge"),
         *("files", "skipped", "skipped_batches", "lr"),
         *("batches_per_second", "received", "buffer", "unseen", "waited"),
-        *("repetitions_mean", "repetitions", "simulations", "inputs"),
+        *("repetitions_mean", "repetitions", "simulations", "inputs", "buffer_inputs"),
     )
 )
 """Fields of a record that are not losses or metrics."""
+
+_WITH_LISTS = frozenset(("buffer_inputs",))
+"""Those of them whose lists are of numbers, each of which is of interest."""
 
 RATES = "lr/"
 """Beginning of the fields with the learning rates of parameter groups other than the first."""
@@ -104,7 +107,7 @@ def flatten(record: Record) -> Row:
         if name == "inputs" and isinstance(value, list):
             row.update(Counter(f"inputs.{draw['origin'] or 'drawn'}" for draw in value))
         elif name != "workers":
-            row.update(_flat_items(name, value, lists=name in measured))
+            row.update(_flat_items(name, value, lists=name in measured or name in _WITH_LISTS))
     return row
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from compss_train.buffers.samples import NO_KEYS
 from compss_train.model.value_encoding import encode_value
 from compss_train.net import MessageError, messages
 from compss_train.online.worker_messages import (
@@ -57,6 +58,7 @@ def fields_of(message):
         Failed("ValueError: too hot", "Traceback ..."),
         Reported(REPORT),
         Reported(WorkerReport(), LOSSES, settled=2, stops=3),
+        Reported(WorkerReport(), held=np.array([[3, 40], [2**40, 1]])),
         SavePart(
             number=4,
             state=STATE,
@@ -99,7 +101,9 @@ def test_texts_are_shortened_where_they_are_sent_and_where_they_are_received():
 
 
 def test_a_report_without_its_losses_has_none():
-    arrays = messages.unpack(messages.pack({}, [encode_value({"samples": 3})]))[1]
+    arrays = messages.unpack(
+        messages.pack({}, [encode_value({"samples": 3}), torch.from_numpy(NO_KEYS)])
+    )[1]
     reported = parse({"report": True}, arrays)
     assert reported.losses is None
     assert (reported.report.samples, reported.settled, reported.stops) == (3, -1, None)
