@@ -61,6 +61,7 @@ from compss_train.training.callback_list import CallbackList, check_callbacks
 from compss_train.training.data_source import as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.fit_of_epochs import FitOfEpochs, prepare_fit
+from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.inference import inference, validation_source, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
@@ -742,6 +743,56 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         self._model.parameters = params.from_module(net)
         if isinstance(parameters, params.NamedArrays) and parameters.state is not None:
             self._session.begin_with(parameters.state)
+
+    def set_hyperparameters(
+        self,
+        *,
+        group: str | int | None = None,
+        attributes: Mapping[str, float] | None = None,
+        **options: float | Sequence[float],
+    ) -> None:
+        """Change the learning rate, the weight decay, a loss's weight and the like.
+
+        In a callback what is set holds from the first round on that is not submitted yet; a
+        callback whose class has ``sets_hyperparameters = True`` lets none run ahead, so that this
+        is the round after ``on_round_end``. Otherwise it holds from the next fit on. It is kept in
+        later fits and in checkpoints, until it is set again, or until ``build``.
+
+        Parameters
+        ----------
+        options:
+            Numbers of the optimizer's parameter groups by torch's names: ``lr=0.01``,
+            ``weight_decay=0``, ``betas=(0.9, 0.99)``. With ``build(schedule=...)``, ``lr`` is the
+            base rate: the schedule's rates are multiplied by it over the ``lr`` of ``build``.
+        group:
+            The name or number of the one parameter group to set them in. ``None`` (default) sets
+            them in all groups that have them. Groups that callbacks add follow the first one.
+        attributes:
+            Numbers that objects of ``build`` keep in attributes, by paths: ``{"loss.weight":
+            0.5}``, ``{"training_step.beta": 0.1}``, ``{"network.dropout.p": 0.2}``. They are set
+            before each round, and seen in validation.
+
+        Raises ``ValueError`` for an unknown name, which lists those accepted, for what is no finite
+        number or not accepted by the optimizer, for what a schedule decides itself, such as the
+        rate of ``ReduceLROnPlateau``; ``RuntimeError`` inside ``fit_online``, where workers have no
+        rounds; ``NotBuiltError`` before ``build``.
+        """
+        model = self._model
+        changes = model.hyperparameters or HyperparameterChanges(model.built)
+        first_round = 0 if model.run is None else model.run.first_open_round()
+        changes.set(first_round, options, group=group, attributes=attributes)
+        model.hyperparameters = changes
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The numbers of the optimizer as built and set since, by name, as ``"lr"``.
+
+        Those of the first parameter group have plain names; those of others, and of groups with a
+        name, have ``"lr/NAME"``. With a schedule, rates are base rates. Attributes that were set
+        are there by their paths.
+        """
+        changes = self._model.hyperparameters or HyperparameterChanges(self._model.built)
+        return changes.current()
 
     def trained_samples(self) -> int | None:
         """Return how many samples the workers have reported, each time; ``None`` if unknown."""

@@ -148,11 +148,47 @@ class LrSchedule:
             for time, step in zip(times, steps, strict=True)
         )
 
-    def rates(self, epoch: int, stop: Fraction = _END) -> dict[str, float]:
-        """Return the learning rates in the last step before a fraction of an epoch."""
-        last = epoch * self.steps + math.ceil(self.steps * stop) - 1
-        groups = zip(self._groups, self.at(last), strict=True)
+    def rates(
+        self,
+        epoch: int,
+        stop: Fraction = _END,
+        change: Callable[[Hyperparameters], Hyperparameters] | None = None,
+    ) -> dict[str, float]:
+        """Return the learning rates in the last step before a fraction of an epoch.
+
+        ``change`` is what makes other hyperparameters of those of the schedule, if anything does.
+        """
+        last = self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)
+        groups = zip(self._groups, last if change is None else change(last), strict=True)
         return rates({**group, **hyperparameters} for group, hyperparameters in groups)
+
+    @property
+    def base_rates(self) -> list[float]:
+        """The learning rate of each parameter group that the schedule's rates are factors of."""
+        return [float(group.get("initial_lr", group["lr"])) for group in self._groups]
+
+    def check_settable(self, names: Iterable[str]) -> None:
+        """Raise ``ValueError`` for hyperparameters that the schedule alone decides."""
+        kind = type(self._scheduler).__name__
+        changed = set[str]().union(*self._changed) - {"lr"}
+        for name in names:
+            if name in changed:
+                raise ValueError(
+                    f"set_hyperparameters({name}=...): the {kind} of schedule= changes {name!r} "
+                    "itself; build without it, or give it another range"
+                )
+            if name == "lr" and self.waits:
+                raise ValueError(
+                    f"set_hyperparameters(lr=...): the {kind} of schedule= decides the learning "
+                    "rate by the results of rounds; build without schedule= to set it yourself"
+                )
+            built = [float(values["lr"]) for values in self._initial]
+            if name == "lr" and (built != self.base_rates or 0 in built):
+                raise ValueError(
+                    f"set_hyperparameters(lr=...) multiplies the rates of schedule= by lr over the "
+                    f"optimizer's lr {built}, but the {kind} begins with {self.base_rates}: "
+                    "build without schedule= to set the rate yourself"
+                )
 
     def prepare(self, stop: int, batches: int, workers: int) -> None:
         """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters.

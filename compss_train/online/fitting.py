@@ -331,6 +331,7 @@ class OnlineFit(Fit, FitRun):
             schedule=model.built.schedule,
             continues_average=self._earlier_average is not None,
             counts_inputs=self.simulations.simulate is not None,
+            set_values=None if model.hyperparameters is None else model.hyperparameters.last,
             by_sample=sampler is not None and sampler.needs_losses,
             lockstep=self.simulations.lockstep,
         )
@@ -367,6 +368,14 @@ class OnlineFit(Fit, FitRun):
         averaged = self.averaged() if self.save is None else self.save.averaged
         state = self.session.state()
         return parameters, replace(state, merge=MergeState(averaged=averaged))
+
+    def first_open_round(self) -> int:
+        """Raise ``RuntimeError``: the workers of an online fit have no rounds."""
+        raise RuntimeError(
+            "set_hyperparameters was called during fit_online, whose workers have no rounds that "
+            "could begin with other values: call it before fit_online or in on_fit_start, or "
+            "build with Schedule(function, unit='batches')"
+        )
 
     def averaged(self) -> params.Parameters | None:
         """Return the current average of the parameters by steps, if one is kept."""

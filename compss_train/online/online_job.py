@@ -11,6 +11,7 @@ from compss_train.net import Address, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import NUMBERS
 from compss_train.online.routing import Routing, StreamKeys
+from compss_train.training.hyperparameters import SetValues
 from compss_train.worker.batches import Batch
 from compss_train.worker.server_exchange import ServerAddress
 
@@ -35,6 +36,8 @@ class OnlineJob:
     """Whether an average by steps is there from the start, kept by an earlier fit."""
     counts_inputs: bool = False
     """Whether workers report how many samples of each simulation are in their buffers."""
+    set_values: SetValues | None = None
+    """The hyperparameters that were set before the fit, if any."""
     by_sample: bool = False
     """Whether workers report the losses of samples."""
     lockstep: bool = False

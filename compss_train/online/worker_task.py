@@ -145,6 +145,8 @@ class OnlineWorker:
         self._average = self._make_average(saved)
         self._learner = self._make_learner(state, moments)
         self._schedule = self._make_schedule()
+        if self._schedule is None and job.set_values is not None:
+            self._learner.set_hyperparameters(job.set_values.groups)
         self._losses = self._make_losses(saved_buffer)
         self._buffer = self._make_buffer(saved_buffer)
         self._batches: int = saved.get("batches", 0)
@@ -173,11 +175,13 @@ class OnlineWorker:
         self._reported = time.monotonic()
 
     def _make_learner(self, state: WorkerState, moments: Moments | None) -> Learner:
+        values = self._job.set_values
         work = Work(
             check_outputs=True,
             worker=self._number,
             device=self._device,
             name=f"worker {self._number}",
+            attributes=None if values is None else values.attributes,
         )
         # What is not finite is found at once: samples do not come again.
         state = replace(state, skipped=True)
@@ -212,7 +216,11 @@ class OnlineWorker:
         if self._schedule is None:
             return
         number = self._learner.batches
-        self._learner.set_hyperparameters(self._schedule.at(number))
+        values = self._job.set_values
+        scheduled = self._schedule.at(number)
+        self._learner.set_hyperparameters(
+            scheduled if values is None else values.over(scheduled, self._schedule)
+        )
         self._schedule.forget(number)
 
     def _make_losses(self, saved: dict[str, Any]) -> SampleLosses | None:

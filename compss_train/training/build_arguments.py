@@ -1,5 +1,6 @@
 """``BuildArguments``: the arguments of ``build``, which check themselves and each other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
@@ -12,7 +13,7 @@ from compss_train.model import training_spec
 from compss_train.model.closures import closure_use
 from compss_train.model.devices import gpu
 from compss_train.model.gradients import Gradients
-from compss_train.model.lr_schedule import LrSchedule, make_schedule, rates
+from compss_train.model.lr_schedule import Hyperparameters, LrSchedule, make_schedule, rates
 from compss_train.model.net_optimizers import SeveralOptimizers, make_optimizer
 from compss_train.model.schedule import Schedule
 from compss_train.model.training_loss import check_weightable
@@ -148,6 +149,15 @@ class BuildArguments:
         """The first learning rates: ``lr``, and ``lr/NAME`` for each other group."""
         spec = self.training_spec
         return rates(make_optimizer(spec.optimizer, spec.net).param_groups)
+
+    def changed_rates(
+        self, change: Callable[[Hyperparameters], Hyperparameters]
+    ) -> dict[str, float]:
+        """Return the learning rates after a change of those that the optimizer was made with."""
+        spec = self.training_spec
+        groups = make_optimizer(spec.optimizer, spec.net).param_groups
+        changed = change(tuple({"lr": group["lr"]} for group in groups))
+        return rates({**group, **values} for group, values in zip(groups, changed, strict=True))
 
     @cached_property
     def state_bytes(self) -> int:

@@ -45,6 +45,13 @@ class Callback:
     yet.
     """
 
+    sets_hyperparameters: bool = False
+    """Whether hooks call ``trainer.set_hyperparameters``: ``True`` lets no round run ahead.
+
+    A round is then submitted after ``on_round_end`` of the one before, so that what is set there
+    holds in the next round, on every engine.
+    """
+
     def on_fit_start(self, trainer: Any, total_samples: int | None) -> None:
         """Run before the first round of ``total_samples`` to train on, ``None`` if unknown."""
 

@@ -46,6 +46,8 @@ class CallbackList:
         )
         """The callbacks that run in the workers."""
         self.all: tuple[AnyCallback, ...] = (*self.callbacks, *self.in_workers)
+        self.set_hyperparameters = any(callback.sets_hyperparameters for callback in self.callbacks)
+        """Whether a callback sets hyperparameters after rounds, which must not run ahead."""
         self._trainer = trainer
         self._started: list[Callback] = []
         self.saved: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from compss_train.training import checkpoints
 from compss_train.training.callback import Callback
 from compss_train.training.data_source import DataSource, check_same_coding
 from compss_train.training.fit import FitOptions
+from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.remote_checkpoints import local_copy
 from compss_train.training.resume_checks import (
     check_end,
@@ -48,6 +49,7 @@ def _content(session: Session) -> Snapshot:
     model = session.model
     fit = model.fit
     schedule = model.built.lr_schedule
+    changes = model.hyperparameters
     save = None if fit is None else fit.save
     if model.run is not None:
         reached, state = model.run.state()
@@ -65,6 +67,7 @@ def _content(session: Session) -> Snapshot:
         progress=None,
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
+        hyperparameters=[] if changes is None else changes.state(),
         study=None if save is None else save.content,
         files={} if save is None else save.files,
     )
@@ -108,6 +111,8 @@ def restore(session: Session, folder: str | os.PathLike[str], *, best: bool = Fa
     check_trainer(checkpoint, session, setting)
     warn_of_differences(checkpoint, setting, fit="fits continue")
     load(checkpoint.snapshot, session)
+    if session.model.hyperparameters is not None:
+        session.model.hyperparameters.settle()
 
 
 def check_resume(resume: object) -> None:
@@ -186,8 +191,17 @@ def _check_optimizers(snapshot: Snapshot, model: TrainedModel) -> None:
 
 
 def load(snapshot: Snapshot, session: Session) -> None:
-    """Continue from the state of a checkpoint that has been checked."""
+    """Continue from the state of a checkpoint that has been checked.
+
+    Raises ``ValueError`` for attributes that were set and are not there now.
+    """
     model = session.model
+    changed_options = _changed_options(snapshot, model)
+    hyperparameters = None
+    if snapshot.hyperparameters:
+        hyperparameters = HyperparameterChanges(model.built)
+        hyperparameters.load_state(snapshot.hyperparameters, changed_options)
+    model.hyperparameters = hyperparameters
     model.parameters = params.copy_of(
         {name: snapshot.parameters[name] for name in model.parameters}
     )
@@ -199,12 +213,6 @@ def load(snapshot: Snapshot, session: Session) -> None:
     if schedule is not None:
         schedule.load_state_dict(snapshot.schedule)
     training_spec = model.built.training_spec
-    groups = options_of_groups(make_optimizer(training_spec.optimizer, training_spec.net))
-    saved_groups = snapshot.setting["optimizer_options"]
-    changed_options = [
-        {name: value for name, value in group.items() if saved.get(name) != plain_option(value)}
-        for saved, group in zip(saved_groups, groups, strict=True)
-    ]
     workers = tuple(state.with_options(changed_options) for state in snapshot.workers)
     model.averaged = snapshot.merge.get("averaged")
     model.state = None
@@ -212,6 +220,17 @@ def load(snapshot: Snapshot, session: Session) -> None:
         steps = training_spec.validation_step is not None
         model.state = model_state(worker.module_buffers, worker.attributes, steps=steps)
     session.set_state(TrainingState(workers, _merge_state(snapshot, model)))
+
+
+def _changed_options(snapshot: Snapshot, model: TrainedModel) -> list[dict[str, Any]]:
+    """Return the options that the optimizer has been built with otherwise, by parameter group."""
+    spec = model.built.training_spec
+    groups = options_of_groups(make_optimizer(spec.optimizer, spec.net))
+    saved_groups = snapshot.setting["optimizer_options"]
+    return [
+        {name: value for name, value in group.items() if saved.get(name) != plain_option(value)}
+        for saved, group in zip(saved_groups, groups, strict=True)
+    ]
 
 
 def _merge_state(snapshot: Snapshot, model: TrainedModel) -> MergeState:

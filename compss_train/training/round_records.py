@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 
 from compss_train.model.measurements import Measured, Measures
@@ -62,16 +63,22 @@ def _learning_rates(
 ) -> dict[str, float]:
     """Return the learning rates at the end of a round, if they change or differ."""
     round_ = submitted.workers.round
-    rates = built.rates
+    set_values = submitted.workers.set_values
+    change = None
+    is_set = False
+    if set_values is not None:
+        change = partial(set_values.over, schedule=built.lr_schedule)
+        is_set = any("lr" in values for values in set_values.groups)
+    rates = built.rates if change is None else built.changed_rates(change)
     if built.lr_schedule is not None:
         stops = [stop for start, stop in round_.spans if start < stop]
         trained_part = max(stops, default=Fraction(1))  # of the last epoch
-        rates = built.lr_schedule.rates(round_.last_epoch, trained_part)
+        rates = built.lr_schedule.rates(round_.last_epoch, trained_part, change)
     added: dict[str, float] = {}
     for callback in in_workers:
         added.update(callback.added_rates(round_.first_epoch))
     rates = rates | {f"lr/{name}": rates["lr"] * factor for name, factor in added.items()}
-    return rates if len(rates) > 1 or built.lr_schedule is not None else {}
+    return rates if len(rates) > 1 or built.lr_schedule is not None or is_set else {}
 
 
 def _worker_record(

@@ -85,6 +85,8 @@ def run(fit: FitOfEpochs) -> None:
             raise
         finally:
             model.run = None
+            if model.hyperparameters is not None:
+                model.hyperparameters.settle()
             loop.close()
         _LOG.info("the fit has ended (%s)", model.stopped or "complete")
         session.keep(session.states, loop.merged.without_parameters)
@@ -217,6 +219,7 @@ class RoundLoop(FitRun):
         self._uncounted = 0
         """Samples trained since the last round with a target that counts."""
         self._known_problems: set[str] = set()
+        self._warned_of_rounds_ahead = False
         self._began = time.time()
         self._last_end = fit.stopping.clock()
         """When the last round ended, by the clock of ``stopping``."""
@@ -318,6 +321,8 @@ class RoundLoop(FitRun):
             return False
         if not self._engine.traits.asynchronous:
             return False
+        if self._fit.callbacks.set_hyperparameters:
+            return False
         if self._merging.weigh is not None:
             return False
         last_number = self._pending[-1].workers.round.number
@@ -325,7 +330,21 @@ class RoundLoop(FitRun):
             return False
         return len(self._pending) <= self._merging.rounds_ahead
 
+    def first_open_round(self) -> int:
+        """Return the number of the first round that is not submitted; warns if others run ahead."""
+        submitted = [*self._complete, *self._pending]
+        first_open = submitted[-1].workers.round.number + 1 if submitted else 0
+        if self._pending and not self._warned_of_rounds_ahead:
+            self._warned_of_rounds_ahead = True
+            warn_user(
+                f"set_hyperparameters holds from round {first_open} on, as those before have been "
+                "submitted, more of them on some engines; to set values for the next round, call "
+                "it in on_round_end of a callback whose class has sets_hyperparameters = True"
+            )
+        return first_open
+
     def _submit(self, round_: Round) -> None:
+        changes = self._session.model.hyperparameters
         workers = RoundWorkers(
             session=self._session,
             data=self._data,
@@ -335,6 +354,7 @@ class RoundLoop(FitRun):
             is_total=self._fit.options.order == "total",
             check_outputs=not (self._pending or self._complete),
             traced=frozenset(self._fit.callbacks.traced(round_.number)),
+            set_values=None if changes is None else changes.at(round_.number),
         )
         submitted = self._merging.submit(workers)
         if not submitted.unmerged:

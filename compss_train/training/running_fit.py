@@ -88,5 +88,12 @@ class FitRun(ABC):
         """Return the same parameters, and the state of the training at that moment."""
 
     @abstractmethod
+    def first_open_round(self) -> int:
+        """Return the number of the first round that is not submitted, whose values can be set.
+
+        Raises ``RuntimeError`` for a fit without rounds.
+        """
+
+    @abstractmethod
     def averaged(self) -> params.Parameters | None:
         """Return the average of the parameters of the last merges; ``None`` without averaging."""

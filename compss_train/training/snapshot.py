@@ -1,6 +1,6 @@
 """``Snapshot``: the state of a trainer, as a checkpoint holds it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -64,6 +64,8 @@ class Snapshot:
     """The state of the learning-rate schedule that does not follow from the epoch."""
     merge: dict[str, Any] = field(default_factory=dict)
     """What merges keep besides the parameters."""
+    hyperparameters: Sequence[Mapping[str, Any]] = ()
+    """What ``trainer.set_hyperparameters`` has set, by the rounds from which it holds."""
     study: dict[str, Any] | None = None
     """The content of the save of ``fit_online`` that it belongs to."""
     files: Mapping[str, Path] = field(default_factory=dict)

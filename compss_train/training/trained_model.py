@@ -20,6 +20,7 @@ from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
+from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.running_fit import Fit, FitRun
 
 NOT_BUILT = "this trainer has no network yet; call build(net, optimizer, loss) first"
@@ -53,6 +54,8 @@ class TrainedModel:
         """What worker 0's model keeps besides the parameters, after the last complete round."""
         self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
+        self.hyperparameters: HyperparameterChanges | None = None
+        """The hyperparameters that were set since ``build``, if any."""
         self.epochs = 0
         self.history = History()
         self.last_fit: dict[str, Any] | None = None

@@ -105,8 +105,9 @@ class Learner:
         self._average = None
         if job.averaging is not None:
             self._average = StepAverage(net, job.averaging, averaged)
-        if state.attributes:
-            self._set_attributes(state.attributes, optimizer, reset=reset)
+        if state.attributes or work.attributes:
+            attributes = {**(state.attributes or {}), **(work.attributes or {})}
+            self._set_attributes(attributes, optimizer, reset=reset)
         self._stepper = stepper_of(self.replica, optimizer, state, average=self._average)
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
@@ -281,11 +282,28 @@ class Learner:
         if self._globals:
             self._check_globals()
         kept = self.replica.changed_attributes(worker)
+        if self._work.attributes:
+            self._check_set_attributes(self._work.attributes, kept)
         if self._new_optimizer_attributes is not None:
             before = self._new_optimizer_attributes
             after = AttributeReader(self.replica.net, {OPTIMIZER: self.optimizer}, before)
             kept |= changed_attributes(before, after, worker)
         return kept or None
+
+    def _check_set_attributes(
+        self, attributes: Mapping[str, float], kept: Mapping[str, Any]
+    ) -> None:
+        """Raise ``ValueError`` for an attribute that was set and has changed since."""
+        built = self.replica.spec.attributes.values
+        for path, value in attributes.items():
+            new = kept.get(path, built.get(path))
+            if new != value:
+                raise ValueError(
+                    f"{path} was set to {value} by set_hyperparameters, and changed to {new} in "
+                    f"{self._work.name}: it would be set again in every round; let either the "
+                    "object or set_hyperparameters change it, such as another attribute that it "
+                    "multiplies by"
+                )
 
     def _check_globals(self) -> None:
         """Raise ``TypeError`` for a global variable that has changed."""
@@ -386,12 +404,18 @@ class Learner:
 def _set_hyperparameters(
     optimizer: torch.optim.Optimizer, hyperparameters: Hyperparameters
 ) -> None:
-    """Set the learning rate, and other values that a schedule changes, in each parameter group."""
+    """Set the learning rate, and other values that change, in each parameter group.
+
+    Groups that callbacks have added follow the first one.
+    """
     groups = optimizer.param_groups
     first = hyperparameters[0]
-    added = [
-        {**first, "lr": first["lr"] * group["factor"]} for group in groups[len(hyperparameters) :]
-    ]
+    added = []
+    for group in groups[len(hyperparameters) :]:
+        values = dict(first)
+        if "lr" in first:
+            values["lr"] = first["lr"] * group["factor"]
+        added.append(values)
     for group, values in zip(groups, (*hyperparameters, *added), strict=True):
         for name, value in values.items():
             if isinstance(group[name], torch.Tensor):

@@ -107,7 +107,9 @@ class Work(PickledByFields):
     draws: Draws | None = None
     """The batches to draw from a buffer that merges do not empty."""
     hyperparameters: Mapping[int, TimedHyperparameters] | None = None
-    """The optimizer's hyperparameters by epoch; ``None`` without a learning-rate schedule."""
+    """The optimizer's hyperparameters by epoch; ``None`` for those of ``build``."""
+    attributes: Mapping[str, float] | None = None
+    """Attributes of objects that ``trainer.set_hyperparameters`` has set, by paths."""
     check_outputs: bool = False
     """Whether to check the first batch's outputs against the loss, as in a fit's first round."""
     traced: bool = False

@@ -13,6 +13,7 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.engines.mapping import Call, Chunk, MappedChunk, map_items
 from compss_train.model.lr_schedule import TimedHyperparameters
+from compss_train.training.hyperparameters import SetValues
 from compss_train.training.published_data import PublishedData
 from compss_train.training.session import Session
 from compss_train.training.total_shuffle import ChunkSamples, cut_blocks, samples_of
@@ -38,6 +39,8 @@ class RoundWorkers:
     """Whether to check the outputs of the first batches against the loss."""
     traced: frozenset[int] = frozenset()
     """The workers that ``torch.profiler`` traces."""
+    set_values: SetValues | None = None
+    """The hyperparameters that were set and hold in this round, if any."""
     _timed: dict[Any, dict[int, TimedHyperparameters]] = field(default_factory=dict, init=False)
     """The hyperparameters by epoch, which many workers share."""
 
@@ -94,6 +97,7 @@ class RoundWorkers:
                 files=files,
                 draws=self.round.draws[worker] if self.round.draws else None,
                 hyperparameters=self._hyperparameters(worker),
+                attributes=None if self.set_values is None else self.set_values.attributes,
                 check_outputs=self.check_outputs,
                 traced=worker in self.traced,
             )
@@ -103,17 +107,26 @@ class RoundWorkers:
         return Chunk(items=works, states=states, values=samples.values)
 
     def _hyperparameters(self, worker: int) -> dict[int, TimedHyperparameters] | None:
-        """Return the hyperparameters of a worker by epoch, or ``None`` without a schedule."""
+        """Return the hyperparameters of a worker by epoch, or ``None`` for those of ``build``."""
         schedule = self.session.model.built.lr_schedule
-        if schedule is None:
+        if schedule is None and self.set_values is None:
             return None
         epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]}
         epochs = epochs or {self.round.last_epoch}
         span = self.round.spans[worker] if self.round.spans else (Fraction(0), Fraction(1))
         key = frozenset(epochs), span
         if key not in self._timed:
-            self._timed[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
+            self._timed[key] = {epoch: self._in_epoch(epoch, span) for epoch in sorted(epochs)}
         return self._timed[key]
+
+    def _in_epoch(self, epoch: int, span: tuple[Fraction, Fraction]) -> TimedHyperparameters:
+        """Return the hyperparameters between two fractions of an epoch."""
+        schedule = self.session.model.built.lr_schedule
+        values = self.set_values
+        if schedule is not None:
+            timed = schedule.during(epoch, *span)
+            return timed if values is None else values.over_timed(timed, schedule)
+        return () if values is None else ((Fraction(0), values.groups),)
 
     def _samples(self, chunk: range) -> ChunkSamples:
         """Return the samples of the workers of a chunk."""
