@@ -415,8 +415,10 @@ class OnlineWorker:
         return self._held
 
     def _rates(self) -> dict[str, float]:
-        """Return the learning rates of the last batch, if a schedule changes them."""
-        return {} if self._schedule is None else rates(self._learner.optimizer.param_groups)
+        """Return the learning rates of the last batch, if they are not those of ``build``."""
+        if self._schedule is None and self._job.set_values is None:
+            return {}
+        return rates(self._learner.optimizer.param_groups)
 
     # Saves
 

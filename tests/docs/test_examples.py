@@ -25,7 +25,8 @@ PRINTED = {
     "docs/files.md": r"'accuracy'",
     "docs/data.md": r"^\(300, 2\)\n\[120, 80, 120, 80\]\n$",
     "docs/parameter-server.md": r"^\[1.0, 1.0, 1.0\]\n\[(0.8999999761581421(, |\])){2}\n10.0\n$",
-    "docs/training-options.md": r"^\[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0\]\n0.0001\n1\n",
+    "docs/training-options.md": r"^\[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0\]\n"
+    r"0.0001\n1\n",
     "docs/models.md": r"^\['accuracy', 'sparsity', 'val_accuracy'\]\n20\n"
     r"\{'like': \(400, 2\), 'stars': \(400,\)\}\n$",
     "docs/export.md": r"^torch.Size\(\[3, 2\]\)\n$",

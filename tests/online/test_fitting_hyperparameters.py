@@ -45,6 +45,7 @@ def test_values_that_were_set_before_are_those_of_a_plain_loop(local, when, sche
         callbacks = [CallAt("fit_start", set_values)]
     ours = fit_online(trainer, simulate_rows, [(x, y)], callbacks=callbacks)
     assert_same_bits(ours, expected(x, y))
+    assert trainer.history[-1]["lr"] == 0.025
 
 
 class SetsInRounds(Callback):
