@@ -447,6 +447,8 @@ def main() -> None:
     options = common.parsed(options_parser, epochs=2, samples=4_000, batches=5, rates=[100.0])
     if options.epochs < 2:
         options_parser.error("--epochs: at least 2, as blocks travel in the first one")
+    if min(options.rates) <= 0:
+        options_parser.error("--rates: above 0; links without a limit are measured in any case")
     skip_without_network()
     if options.engine == "compss" and not has_compss():
         return
