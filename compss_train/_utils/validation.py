@@ -77,6 +77,12 @@ def check_fraction(name: str, value: Any) -> float:
     return float(_number(name, value, Real, lambda number: 0 < number < 1, accepted))
 
 
+def check_probability(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raise ``ValueError`` unless it is a number from 0 to 1."""
+    accepted = "a number from 0 to 1"
+    return float(_number(name, value, Real, lambda number: 0 <= number <= 1, accepted))
+
+
 def check_seed(value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is a seed that torch accepts."""
     if check_count("seed", value, least=0) >= 2**63:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import SpacedInputs
+from compss_train import BreedInputs, SpacedInputs
 from compss_train.model.value_encoding import decode_value, encode_value
 from compss_train.online.simulation_table import SimulationTable
 
@@ -34,22 +34,32 @@ def draw(sampler, table, loss):
     inputs = []
     while (value := sampler.next(table)) is not None:
         table.begin(value)
-        table.set(len(table) - 1, loss=loss(value), trained=1)
+        table.set(len(table) - 1, loss=loss(value), excess=loss(value), trained=1)
         inputs.append(value)
     return inputs
 
 
+def spaced(number, seed):
+    return SpacedInputs(BOUNDS, number, rows, candidates=50, seed=seed)
+
+
+def breed(number, seed):
+    return BreedInputs(BOUNDS, number, period=3, window=8, sigma=0.5, start=0.5, seed=seed)
+
+
+@pytest.mark.parametrize("make", [spaced, breed])
 @given(
     seed=st.integers(0, 2**32),
     number=st.integers(1, 40),
     loss=st.floats(0, 1e9),
     after=st.integers(0, 40),
 )
-def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(seed, number, loss, after):
+def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(make, seed, number, loss, after):
+    """What comes next depends on the state and the table alone."""
     low, high = np.transpose(BOUNDS)
 
     def made(seed):
-        return SpacedInputs(BOUNDS, number, rows, candidates=50, seed=seed), table_of(np.tanh)
+        return make(number, seed), table_of(np.tanh)
 
     whole = draw(*made(seed), lambda value: loss)
     assert len(whole) == number
@@ -59,10 +69,45 @@ def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(seed, number, los
     for _ in range(min(after, number)):
         begun.append(first.next(table))
         table.begin(begun[-1])
-        table.set(len(table) - 1, loss=loss, trained=1)
+        table.set(len(table) - 1, loss=loss, excess=loss, trained=1)
     second, _ = made(seed + 1)
     second.load_state_dict(decode_value(encode_value(first.state_dict())))
     np.testing.assert_array_equal([*begun, *draw(second, table, lambda value: loss)], whole)
+
+
+def test_children_are_near_fit_parents_and_their_share_rises():
+    """Only one input of the first ten has fitness: all children of the next generation are its."""
+    sampler = BreedInputs([(0, 1)] * 2, 60, sigma=1e-4, start=0.2, end=1.0, breakpoint=4, seed=2)
+    table = table_of(np.tanh)
+    origins = []
+    for number in range(60):
+        table.begin(sampler.next(table))
+        table.set(number, excess=float(number == 3))
+        origins.append(sampler.origin)
+    assert origins[:10] == ["uniform"] * 10
+    assert origins[50:] == ["child"] * 10
+    points = np.array(table.inputs)
+    is_child = np.array(origins) == "child"
+    assert np.abs(points[is_child] - points[3]).max() < 0.05
+    shares = is_child[10:].reshape(5, 10).mean(1)
+    assert shares[0] < shares[2] < 1
+
+
+def test_parents_are_the_newest_and_none_that_failed():
+    """Without a parent that has fitness, inputs are uniform."""
+    sampler = BreedInputs([(0, 1)], 30, window=5, start=1.0, end=1.0, seed=0)
+    table = table_of(np.tanh)
+    for number in range(20):
+        table.begin(sampler.next(table))
+        table.set(number, excess=float(number < 5), failed=number == 15)
+        assert sampler.origin == "uniform"
+    table.set(15, excess=1.0)
+    table.begin(sampler.next(table))
+    assert sampler.origin == "uniform"
+    table.set(15, failed=False)
+    for _ in range(9):
+        table.begin(sampler.next(table))
+        assert sampler.origin == "uniform"  # until the next generation
 
 
 @pytest.mark.parametrize("earlier", [3, 15, 20])
@@ -155,6 +200,22 @@ def test_inputs_are_closer_together_where_the_loss_is_high():
 def test_invalid_options_are_errors(options, error, name, raises):
     with raises(error, name):
         SpacedInputs(**({"bounds": BOUNDS, "number": 3, "network_inputs": rows} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"period": 0}, "period=0"),
+        ({"window": 0}, "window=0"),
+        ({"sigma": -1}, "sigma=-1"),
+        ({"start": 1.5}, "start=1.5"),
+        ({"end": -0.1}, "end=-0.1"),
+        ({"breakpoint": 0}, "breakpoint=0"),
+    ],
+)
+def test_invalid_options_of_breed_are_errors(options, name, raises):
+    with raises(ValueError, name):
+        BreedInputs(BOUNDS, 3, **options)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from compss_train import (
+    BreedInputs,
     BufferSpec,
     DistributedTrainer,
     Merge,
@@ -102,6 +103,10 @@ CASES = {
     "Solver": (
         partial(Solver, command=["true"], sample=simulate),
         "command sample cpus environment",
+    ),
+    "BreedInputs": (
+        partial(BreedInputs, bounds=[(0, 1)], number=5),
+        "bounds number period window sigma start end breakpoint seed",
     ),
     "SpacedInputs": (
         partial(SpacedInputs, bounds=[(0, 1)], number=5, network_inputs=network_inputs),
