@@ -1,188 +1,305 @@
-"""How large are the worst errors if inputs are chosen while the network learns?
+"""How large are errors if inputs are chosen while the network learns?
 
-The program is ``apps/active_surrogate.py``. The network, the bounds and the budgets of the app are
-fixed, and methods were chosen on seeds other than these.
+Five kinds of study, and two that no method was chosen on (``--held-out``). Printed are ratios to as
+many uniform inputs of the same seed: geometric means over the seeds, with their standard errors.
+The first row of a study is its scale: what four times as many uniform simulations gain.
+
+This is no fit of ``fit_online``, which would take seconds to start and end for each of hundreds of
+studies: it is a loop in one process, with the samplers, their table, the losses by sample and the
+``Reservoir`` of the package. A simulation begins when the one before it ends, so that its input is
+chosen without it. They take two thirds of the batches, the same number for each. Losses are never
+late, and training waits for each choice. Seconds are of the processor, of one thread: on a quiet
+machine those of the clock.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
-import sys
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import _common as common
 import numpy as np
+import torch
+from _input_studies import HELD_OUT, STEPS, STUDIES, Floats, Study
+from numpy.typing import NDArray
+from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations
+from compss_train import BreedInputs, InputSampler, SpacedInputs
+from compss_train.buffers import Reservoir
+from compss_train.online.chosen_inputs import COPIES, ChosenInputs
+from compss_train.online.inputs import Inputs
+from compss_train.online.sample_losses import SampleLosses
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "apps"))
-import active_surrogate as app  # type: ignore[import-not-found]
+WIDTH = 64
+"""Width of the network's three hidden layers."""
+BATCH = 64
+RATE = 0.003
+"""The learning rate at first; it falls to 0 as a cosine."""
+FIRST = 10
+"""Simulations before the first batch."""
+SIMULATED = 2 / 3
+"""The share of the batches during which simulations run."""
+TIMES = 4
+"""Times as many uniform simulations, for the scale of a study."""
+HELD_OUT_INPUTS = 1000
+RESULTS = Path("runs/active-inputs.jsonl")
+"""Studies that have run: a later call goes on."""
+UNIFORM = "uniform"
+NUMBERS = ("99th percentile", "mean", "median", "seconds")
+"""What is compared: statistics of the errors of held-out simulations, and processor seconds."""
+ALL_STEPS = range(1, STEPS + 1)
 
-FACTORS = (2.0, 3.0)
-"""Times as many simulations, of uniform inputs and with as many batches in all."""
-FEW = 20
-"""Simulations where only the rate counts."""
-WORST = "99th percentile"
-NUMBERS = ("median", "mean", WORST, "seconds", "mean square")
-"""What is compared: statistics of the errors of simulations, and the time of a study."""
-STUDIES = Path("runs/active-inputs.jsonl")
-"""Studies that have run; a later call of this program goes on."""
-TITLES = {"heat": "Heat equation, hot spot", "ks": "Kuramoto-Sivashinsky"}
+
+def spaced(study: Study, number: int, seed: int) -> InputSampler:
+    """Return the sampler ``SpacedInputs``."""
+
+    def some_rows(value: Floats) -> NDArray[np.float32]:
+        return study.network_inputs(value[None], study.compared_steps)
+
+    return SpacedInputs(study.bounds, number, some_rows, seed=seed)
 
 
-def summary(name: str, method: str, times: float, seed: int) -> dict[str, float]:
-    """Return the errors and the time of a study, which runs unless ``STUDIES`` has it."""
-    key = {"problem": name, "method": method, "times": times, "seed": seed}
-    for line in STUDIES.read_text().splitlines() if STUDIES.exists() else ():
-        known: dict[str, float] = json.loads(line)
-        if key.items() <= known.items():
+def breed(study: Study, number: int, seed: int) -> InputSampler:
+    """Return the sampler ``BreedInputs``, with its defaults."""
+    return BreedInputs(study.bounds, number, seed=seed)
+
+
+def sobol(study: Study, number: int, seed: int) -> list[Floats]:
+    """Return inputs of a scrambled Sobol sequence."""
+    from scipy.stats import qmc  # type: ignore[import-untyped]
+
+    engine = qmc.Sobol(study.parameters, seed=seed)
+    points = engine.random_base2((number - 1).bit_length())[:number]
+    return list(qmc.scale(points, *np.transpose(study.bounds)))
+
+
+def uniform(study: Study, number: int, seed: int) -> list[Floats]:
+    """Return uniform inputs."""
+    return list(study.uniform(number, seed))
+
+
+Method = Callable[[Study, int, int], "InputSampler | list[Floats]"]
+METHODS: dict[str, Method] = {
+    UNIFORM: uniform,
+    "sobol": sobol,
+    "spaced": spaced,
+    "breed": breed,
+}
+
+
+class Copies:
+    """The network as of the last few draws: what ``table.predict`` asks."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net = net
+        self._states: list[dict[str, torch.Tensor]] = []
+        self._is_new = False
+
+    def renew(self) -> None:
+        """Begin another draw."""
+        self._is_new = False
+
+    def __call__(self, x: Any, copies: int) -> NDArray[Any]:
+        """Return the outputs of up to so many of the newest copies."""
+        if not self._is_new:
+            state = {name: value.clone() for name, value in self._net.state_dict().items()}
+            self._states = [*self._states[1 - COPIES :], state]
+            self._is_new = True
+        inputs = torch.as_tensor(x)
+        with torch.no_grad():
+            outputs = [
+                torch.func.functional_call(self._net, state, inputs)
+                for state in self._states[-copies:]
+            ]
+        return torch.stack(outputs).numpy()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A study that a method has to do."""
+
+    name: str
+    study: Study
+    method: str
+    times: int
+    seed: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells it apart in ``RESULTS``."""
+        return {
+            "study": self.name,
+            "method": self.method,
+            "times": self.times,
+            "seed": self.seed,
+            "simulations": self.study.simulations,
+            "batches": self.study.batches,
+        }
+
+
+class Running:
+    """A study that runs: simulations, a buffer and a network."""
+
+    def __init__(self, planned: Planned) -> None:
+        self.study = planned.study
+        self.number = planned.times * self.study.simulations
+        torch.manual_seed(planned.seed)
+        self.net = _network(self.study)
+        self.losses = SampleLosses()
+        self.buffer = Reservoir(self.number * STEPS, threshold=BATCH, seed=planned.seed)
+        chosen = METHODS[planned.method](self.study, self.number, planned.seed)
+        self.inputs: Inputs
+        self._known: dict[int, Floats] = {}
+        """The fields of simulations whose inputs are known from the start."""
+        self.seconds_of_choices = 0.0
+        if isinstance(chosen, InputSampler):
+            predictor: Any = Copies(self.net)
+            self.inputs = ChosenInputs(chosen, predictor, lambda _: None)
+        else:
+            self.inputs = Inputs(chosen)
+            self._known = dict(enumerate(self.study.fields(np.stack(chosen))))
+
+    def simulations(self) -> Iterator[None]:
+        """Run simulations one after another; each ``next`` ends one and begins another."""
+        for _ in range(self.number):
+            began = time.process_time()
+            if isinstance(self.inputs, ChosenInputs):
+                self.inputs.report(0, self.losses.report())
+            simulation, value = self.inputs.next()
+            self.seconds_of_choices += time.process_time() - began
+            yield
+            self._end(simulation, value)
+
+    def _end(self, simulation: int, value: Floats) -> None:
+        fields = self._known.pop(simulation, None)
+        if fields is None:
+            (fields,) = self.study.fields(value[None])
+        numbers = np.stack([np.full(STEPS, simulation), np.arange(STEPS)], 1)
+        x = self.study.network_inputs(value[None], ALL_STEPS)
+        y = fields.astype(np.float32)
+        self.buffer.put_many({"x": x, "y": y, "numbers": numbers})
+        self.inputs.end(simulation, STEPS)
+
+    def train(self) -> None:
+        """Train all batches, while simulations begin and end."""
+        optimizer = torch.optim.Adam(self.net.parameters(), lr=RATE, fused=True)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.study.batches)
+        running = self.simulations()
+        for _ in range(FIRST + 1):
+            next(running, None)
+        between = SIMULATED * self.study.batches / (self.number - FIRST)
+        ends = (between * count for count in itertools.count(1))
+        next_end = next(ends)
+        for batch in range(self.study.batches):
+            while batch >= next_end:
+                next(running, None)
+                next_end = next(ends)
+            self._step(optimizer)
+            schedule.step()
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        drawn = self.buffer.get_batch(BATCH)
+        x, y = (torch.as_tensor(drawn[name]) for name in ("x", "y"))
+        losses = (self.net(x) - y).square().mean(1)
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+        if isinstance(self.inputs, ChosenInputs):
+            numbers = np.asarray(drawn["numbers"])
+            self.losses.add(losses.detach(), numbers[:, 0], numbers[:, 1])
+
+
+def _network(study: Study) -> nn.Module:
+    """Return an MLP from parameters and time to a field."""
+    points = study.fields(study.uniform(1, 0)).shape[2]
+    sizes = [study.parameters + 1, WIDTH, WIDTH, WIDTH]
+    hidden = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.SiLU())]
+    return nn.Sequential(*hidden, nn.Linear(WIDTH, points))
+
+
+def errors_of(study: Study, net: nn.Module) -> Floats:
+    """Return the root mean square error of each held-out simulation, of uniform inputs."""
+    inputs = study.uniform(HELD_OUT_INPUTS, 2**31)
+    x = torch.from_numpy(study.network_inputs(inputs, ALL_STEPS))
+    with torch.no_grad():
+        outputs = net(x).double().numpy()
+    apart = outputs.reshape(len(inputs), STEPS, -1) - study.fields(inputs)
+    return np.asarray(np.sqrt((apart**2).mean((1, 2))))
+
+
+def result(planned: Planned) -> dict[str, Any]:
+    """Return the errors and times of a study, which runs unless ``RESULTS`` has it."""
+    for line in RESULTS.read_text().splitlines() if RESULTS.exists() else ():
+        known: dict[str, Any] = json.loads(line)
+        if planned.key.items() <= known.items():
             return known
-    simulations = round(times * app.PROBLEMS[name].simulations)
-    errors, seconds, history = app.study(name, method, seed, simulations=simulations)
-    result = {
-        "median": float(np.median(errors)),
+    began = time.process_time()
+    running = Running(planned)
+    running.train()
+    seconds = time.process_time() - began
+    errors = errors_of(planned.study, running.net)
+    measured = {
+        "99th percentile": float(np.quantile(errors, 0.99)),
         "mean": float(errors.mean()),
-        WORST: float(np.quantile(errors, 0.99)),
-        "seconds": float(seconds),
-        "mean square": float((errors**2).mean()),
-        "batches": sum(record["batches"] for record in history),
+        "median": float(np.median(errors)),
+        "seconds": seconds,
+        "seconds of choices": running.seconds_of_choices,
     }
-    with STUDIES.open("a") as file:
-        file.write(json.dumps(key | result) + "\n")
-    return result
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(planned.key | measured) + "\n")
+    return planned.key | measured
 
 
-def ratio(ours: list[dict[str, float]], theirs: list[dict[str, float]], key: str) -> float:
-    """Return the geometric mean over the seeds of the ratio of a number."""
+def ratio(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], key: str) -> str:
+    """Return the geometric mean over the seeds of a number's ratio, and its standard error."""
     logarithms = [np.log(study[key] / base[key]) for study, base in zip(ours, theirs, strict=True)]
-    return float(np.exp(np.mean(logarithms)))
+    mean = float(np.exp(np.mean(logarithms)))
+    if len(logarithms) == 1:
+        return f"{mean:.2f}"
+    error = mean * np.std(logarithms, ddof=1) / np.sqrt(len(logarithms))
+    return f"{mean:.2f} ± {error:.2f}"
 
 
-def report_errors(name: str, repetitions: int) -> None:
-    """Compare the methods, also by how many uniform inputs have the same worst errors."""
-    kinds = [(method, 1.0) for method in app.METHODS]
-    kinds += [("uniform", factor) for factor in FACTORS]
-    results = [
-        [summary(name, method, factor, seed) for seed in range(repetitions)]
-        for method, factor in kinds
-    ]
-    uniform = results[0]
-    worst_ratios = [ratio(studies, uniform, WORST) for studies in results[len(app.METHODS) :]]
-    print(
-        f"{name}: median over {repetitions} seeds; ratios to uniform, geometric mean over the seeds"
-    )
-    for (method, factor), studies in zip(kinds, results, strict=True):
-        to_uniform = {key: ratio(studies, uniform, key) for key in NUMBERS}
-        known_ratios = [-1.0, *(-worst for worst in worst_ratios)]
-        needed = np.interp(-to_uniform[WORST], known_ratios, [1.0, *FACTORS])
-        medians = {key: np.median([study[key] for study in studies]) for key in NUMBERS}
-        values = ", ".join(f"{key} {value:.4f}" for key, value in medians.items())
-        ratios = ", ".join(f"{key} {value:.2f}" for key, value in to_uniform.items())
-        line = f"{method} x {factor:g}: {values}; to uniform {ratios}; simulations {needed:.1f}"
-        print(line, flush=True)
+def report(name: str, study: Study, methods: Sequence[str], seeds: int) -> None:
+    """Print the table of a study."""
 
+    def results(method: str, times: int = 1) -> list[dict[str, Any]]:
+        return [result(Planned(name, study, method, times, seed)) for seed in range(seeds)]
 
-def draw_errors(path: Path, repetitions: int) -> None:
-    """Draw the median and the 99th percentile of each method, and the seeds as points."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(app.PROBLEMS), figsize=(9, 3.2), layout="constrained")
-    for name, axis in zip(app.PROBLEMS, axes, strict=True):
-        for place, method in enumerate(app.METHODS):
-            studies = [summary(name, method, 1.0, seed) for seed in range(repetitions)]
-            for key, color in (("median", "C0"), (WORST, "C3")):
-                values = [study[key] for study in studies]
-                axis.plot([place] * len(values), values, ".", color=color, alpha=0.4)
-                axis.plot(
-                    place,
-                    np.median(values),
-                    "_",
-                    color=color,
-                    markersize=24,
-                    markeredgewidth=2,
-                    label=f"{key} over simulations" if place == 0 else None,
-                )
-        axis.set(
-            title=TITLES[name],
-            yscale="log",
-            xticks=range(len(app.METHODS)),
-            xticklabels=app.METHODS,
-        )
-    axes[0].set_ylabel("error")
-    axes[0].legend(fontsize="small")
-    figure.savefig(path, dpi=110)
-
-
-class Numbers(InputSampler):
-    """The numbers of some simulations, with the losses of samples or without."""
-
-    def __init__(self, *, needs_losses: bool) -> None:
-        self.needs_losses = needs_losses
-
-    def next(self, table: Any) -> int | None:
-        """Return the next number."""
-        return len(table) if len(table) < FEW else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
-
-
-def lasting(problem: app.Problem, seconds: float, number: int) -> Iterator[Any]:
-    """Yield the samples of a simulation.
-
-    The last simulation ends after so many seconds, in which samples are repeated.
-    """
-    inputs = list(app.inputs("uniform", problem, FEW, 0))
-    yield from app.samples(problem, inputs[number])
-    if number == FEW - 1:
-        time.sleep(seconds)
-
-
-def rate(name: str, seconds: float, _: int, *, needs_losses: bool) -> float:
-    """Return samples per second, from the first record of a fit to the last one."""
-    problem = app.PROBLEMS[name]
-    with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
-        trainer.build(app.network(problem, 0), {"optimizer": "adam", "lr": 0.001}, "mse")
-        trainer.fit_online(
-            Simulations(partial(lasting, problem, seconds), Numbers(needs_losses=needs_losses)),
-            buffer=BufferSpec("Reservoir", FEW * app.STEPS, threshold=FEW * app.STEPS),
-            batch_size=app.BATCH,
-            merge=Merge(every=50),
-            record_every=0.2,
-            progress=False,
-        )
-        first, *later = [record for record in trainer.history if record["samples"]]
-        samples = sum(record["samples"] for record in later)
-        return float(samples / (later[-1]["ended"] - first["ended"]))
+    base = results(UNIFORM)
+    means = ", ".join(f"{key} {np.mean([run[key] for run in base]):.4g}" for key in NUMBERS)
+    sizes = f"{study.simulations} simulations, {study.batches} batches, {seeds} seeds"
+    print(f"{name}: {study.title}, {sizes}\n  {UNIFORM}: {means}")
+    rows = {f"{UNIFORM} x {TIMES} (scale)": results(UNIFORM, TIMES)}
+    rows |= {method: results(method) for method in methods if method != UNIFORM}
+    for label, runs in rows.items():
+        ratios = ", ".join(f"{key} {ratio(runs, base, key)}" for key in NUMBERS)
+        print(f"  {label}: {ratios}", flush=True)
 
 
 def main() -> None:
-    options = common.parsed(
-        common.parser(__doc__, repetitions=5, parts=("heat", "ks", "picture", "rate"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    STUDIES.parent.mkdir(exist_ok=True)
-    for part in options.parts:
-        if part == "rate":
-            seconds = 2 if options.quick else 8
-            without = "losses by sample: False"
-            rates = {
-                without: partial(rate, "ks", seconds, needs_losses=False),
-                "losses by sample: True": partial(rate, "ks", seconds, needs_losses=True),
-            }
-            measured = common.in_turn(rates, 2 * options.repetitions)
-            common.print_rates("Samples per second, one worker", measured, without)
-        elif part == "picture":
-            draw_errors(STUDIES.with_name("active.png"), options.repetitions)
-        else:
-            report_errors(part, options.repetitions)
+    parser.add_argument("--study", nargs="+", choices=[*STUDIES, *HELD_OUT], default=[*STUDIES])
+    parser.add_argument("--sampler", nargs="+", choices=[*METHODS], default=[*METHODS])
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--held-out", action="store_true", help="also the two held-out studies")
+    parser.add_argument("--quick", action="store_true", help="a few batches of one seed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [*options.study, *(HELD_OUT if options.held_out else ())]
+    for name in dict.fromkeys(names):
+        study = (STUDIES | HELD_OUT)[name]
+        if options.quick:
+            study = replace(study, simulations=12, batches=40)
+        report(name, study, options.sampler, 1 if options.quick else options.seeds)
 
 
 if __name__ == "__main__":
