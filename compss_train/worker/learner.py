@@ -279,8 +279,7 @@ class Learner:
     def _changed_attributes(self) -> dict[str, Any] | None:
         """Return the attributes that a new copy has not."""
         worker = self._work.worker
-        if self._globals:
-            self._check_globals()
+        self.check_globals()
         kept = self.replica.changed_attributes(worker)
         if self._work.attributes:
             self._check_set_attributes(self._work.attributes, kept)
@@ -305,8 +304,10 @@ class Learner:
                     "multiplies by"
                 )
 
-    def _check_globals(self) -> None:
-        """Raise ``TypeError`` for a global variable that has changed."""
+    def check_globals(self) -> None:
+        """Raise ``TypeError`` for a global variable that has changed since the worker began."""
+        if not self._globals:
+            return
         name = changed_global(self._job.global_users, self._globals)
         if name is not None:
             raise TypeError(
