@@ -454,6 +454,43 @@ def shard_arguments(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: 0)")
 
 
+def simulate_arguments(parser: Parser) -> None:
+    """Run the simulations of a program and write their samples to files, to train from later.
+
+    examples:
+      compss-train simulate study.py:simulations --output data
+      compss-train simulate study.py:simulations --output data --count 8
+      compss-train simulate package.study:valid --output valid --engine ray --format h5
+
+    Started again, it goes on after the simulations whose files are complete, and repeats
+    those that were given up. Exit codes: 0 done, 1 some were given up, 2 invalid input.
+    """
+    parser.add_argument(
+        "simulations",
+        metavar="FILE.py:NAME",
+        help=(
+            "Simulations(simulate, inputs), or a function that returns them, in a file or a "
+            "module; what else the file does belongs below if __name__ == '__main__'"
+        ),
+    )
+    parser.add_argument(
+        "--output", type=_path, required=True, metavar="FOLDER", help="folder of the files"
+    )
+    parser.add_argument(
+        "--count", type=int, metavar="N", help="simulations at a time (default: their count=)"
+    )
+    parser.add_argument(
+        "--engine",
+        default="auto",
+        metavar="ENGINE",
+        help="where they run: auto (default), serial, local, compss or ray",
+    )
+    parser.add_argument(
+        "--format", default="npz", help="format of the files: npz (default), npz-compressed, pt, h5"
+    )
+    parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
+
+
 def send_arguments(parser: Parser) -> None:
     """Send samples that a solver writes to standard output to a fit_online.
 
@@ -624,6 +661,7 @@ COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
         *(runs_arguments, advise_arguments),
     ),
     "data": (shard_arguments,),
+    "simulations": (simulate_arguments,),
     "solvers": (send_arguments, headers_arguments),
     "doctor": (doctor_arguments, configure_arguments),
 }

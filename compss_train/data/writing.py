@@ -80,7 +80,7 @@ def write_parts(
     try:
         for number, part in enumerate(parts):
             written.append(folder / f"part-{number:06d}{suffix}")
-            _write(written[-1], part, format)
+            write_part(written[-1], part, format)
     except BaseException:
         for path in written:  # an incomplete set of files could be mistaken for a complete one
             path.unlink(missing_ok=True)
@@ -101,7 +101,11 @@ def _rows(blocks: Sequence[AnyBlock], start: int, stop: int) -> Block:
     return concatenate(parts)
 
 
-def _write(path: Path, part: Part, format: str) -> None:
+def write_part(path: Path, part: Part, format: str) -> None:
+    """Write some rows to one file, as ``write_files`` does.
+
+    Raises ``ValueError`` for what the format cannot hold.
+    """
     for name, block in part.items():
         if isinstance(block, Ragged):
             raise ValueError(

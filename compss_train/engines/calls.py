@@ -43,7 +43,7 @@ FIRST = (
 """Functions of this package that are tasks with priority; COMPSs finds tasks by these names."""
 ON_GPUS = ("map_chunk", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
-OTHERS = ("simulate_and_send", "split_rows", "describe")
+OTHERS = ("simulate_and_send", "write_simulation", "split_rows", "describe")
 """The other tasks of this package."""
 
 MOST_FRAMES = 4

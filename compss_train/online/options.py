@@ -3,8 +3,10 @@
 It is checked before any task starts.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Set, Sized
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import (
@@ -17,6 +19,7 @@ from compss_train._utils.validation import (
 )
 from compss_train.buffers import BufferSpec
 from compss_train.buffers.storage import check_fits
+from compss_train.engines import Engine
 from compss_train.engines.nodes import Resources
 from compss_train.online.input_samplers import InputSampler
 from compss_train.online.solver import Solver
@@ -116,6 +119,67 @@ class Simulations:
                 "earlier and the later ones, that returns (x, y)"
             )
         check_picklable(simulate=self.simulate, pairing=self.pairing)
+
+    def write(
+        self, folder: str | os.PathLike[str], *, engine: str | Engine = "auto", format: str = "npz"
+    ) -> list[str]:
+        """Run the simulations and write their samples to files, to train from or to validate with.
+
+        A simulation is a task of the engine, ``count`` of which run at a time. It writes
+        ``simulation-000003.npz`` with arrays ``x``, ``y`` and ``step``, the number of each sample's
+        time step, when it is complete; its samples are in memory until then. ``FileDataset`` reads
+        these files. ``simulations.jsonl`` has a line for each simulation that has ended.
+
+        A call for the same folder goes on where an earlier one was stopped, and repeats simulations
+        that had been given up: give the same inputs in the same order, to which others may be
+        added. Failures are those of ``fit_online``, except that training sees no samples of a
+        simulation that has failed.
+
+        Parameters
+        ----------
+        folder:
+            A folder on a file system that all nodes share; created if necessary.
+        engine:
+            ``"auto"`` (default), ``"serial"``, ``"local"``, ``"compss"`` or ``"ray"``, or an
+            engine. ``"serial"`` runs one simulation after another, without ``timeout``.
+        format:
+            ``"npz"`` (default), ``"npz-compressed"``, ``"pt"`` or ``"h5"`` (needs h5py).
+
+        Returns the names of all files in the order of the inputs; a simulation without samples has
+        none. Raises ``ValueError`` for an ``InputSampler`` and senders, which need a fit, for other
+        inputs than those of the folder, and for a folder with other files; ``SimulationError`` if
+        no simulation is complete, or if samples differ in shape or dtype; and ``OSError`` if a
+        file cannot be written or another program writes to the folder.
+        """
+        from compss_train.online.simulation_writer import SimulationWriter  # needs pyzmq
+
+        if self.simulate is None or self.senders:
+            raise ValueError(
+                f"senders={self.senders} send to a fit, and write has none; give simulate= and "
+                "inputs= alone"
+            )
+        if self.sampler is not None:
+            raise ValueError(
+                f"inputs= is a {type(self.sampler).__name__}, which chooses inputs while a network "
+                "learns; give a list or an iterator"
+            )
+        if not isinstance(folder, str | os.PathLike) or "://" in os.fspath(folder):
+            raise ValueError(
+                f"folder={folder!r}: give the path of a folder on a file system that all nodes "
+                "share"
+            )
+        writer = SimulationWriter(
+            simulate=self.simulate,
+            inputs=self.given_inputs,
+            count=self.slots,
+            retries=self.retries,
+            timeout=self.timeout,
+            steps_of=self.steps_of,
+            resources=self.resources,
+            folder=Path(folder),
+            format=format,
+        )
+        return writer.write(engine)
 
     @property
     def sampler(self) -> InputSampler | None:

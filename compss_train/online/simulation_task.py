@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,12 @@ from compss_train.net import Address
 from compss_train.online.guard import descendants
 from compss_train.online.solver import Solver, SteppedX
 from compss_train.online.solver_process import NotStartedError
-from compss_train.online.source_messages import Interrupted, SimulationFailed, TimedOut
+from compss_train.online.source_messages import (
+    Interrupted,
+    SimulationFailed,
+    SimulationMessage,
+    TimedOut,
+)
 from compss_train.online.stream import Sample, Stream, as_sample
 
 IMPORT_SECONDS = 300.0
@@ -49,6 +54,39 @@ _GRACE = 2.0
 """Seconds for a simulation to end after training has ended, or to report that it hangs."""
 
 
+class SampleSink(Protocol):
+    """Where the samples of a simulation go: the stream to the workers, or a file."""
+
+    @property
+    def number(self) -> int:
+        """The number of the simulation."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether each sample needs its time step."""
+
+    @property
+    def sent(self) -> int:
+        """How many samples there are so far."""
+
+    @property
+    def rejected(self) -> str:
+        """Why a sample does not fit, if that is the sample's fault."""
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when no more samples are needed."""
+
+    def send(self, sample: Sample, step: int | None) -> None:
+        """Take the next sample."""
+
+    def update(self, timeout: float = 0.0) -> None:
+        """Learn whether more samples are needed."""
+
+    def notify(self, message: SimulationMessage) -> None:
+        """Take the watchdog's report before it ends the process."""
+
+
 def simulate_and_send(
     simulate: bytes,
     value: bytes,
@@ -71,7 +109,7 @@ def simulate_and_send(
         try:
             stream.open()
             with Watchdog(stream, timeout) as watchdog:
-                sent = _send_all(simulate, value, stream, watchdog=watchdog, steps=steps)
+                sent = send_all(simulate, value, stream, watchdog=watchdog, steps=steps)
             stream.finish(sent)
         except SamplesLostError as error:
             stream.notify(Interrupted(str(error)))
@@ -80,10 +118,10 @@ def simulate_and_send(
                 return
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
-            stream.notify(_failure(error, stream))
+            stream.notify(failure_of(error, stream))
 
 
-def _failure(error: BaseException, stream: Stream) -> SimulationFailed:
+def failure_of(error: BaseException, stream: SampleSink) -> SimulationFailed:
     """Return the message of an exception, with what the coordinator decides by."""
     [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)
     file = frame.f_code.co_filename
@@ -112,8 +150,8 @@ class IncompleteError(Exception):
     """A simulation has ended before its last step."""
 
 
-def _send_all(
-    simulate: bytes, value: bytes, stream: Stream, *, watchdog: "Watchdog", steps: int | None
+def send_all(
+    simulate: bytes, value: bytes, stream: SampleSink, *, watchdog: "Watchdog", steps: int | None
 ) -> int:
     """Send all samples; return the number of time steps, of which some may make no sample.
 
@@ -166,7 +204,7 @@ def _yields_samples(returned: Any) -> bool:
     return isinstance(returned, Iterable)
 
 
-def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
+def _parse(sample: Any, stream: SampleSink) -> tuple[Sample, int | None]:
     """Return (x, y) or (x,), and the time step or None."""
     if isinstance(sample, SteppedX):
         return as_sample([sample.x]), sample.step
@@ -200,7 +238,7 @@ class Watchdog(Closable):
     engine starts another process.
     """
 
-    def __init__(self, stream: Stream, timeout: float | None) -> None:
+    def __init__(self, stream: SampleSink, timeout: float | None) -> None:
         self._stream = stream
         self._timeout = timeout
         self._limit = 0.0

@@ -80,7 +80,7 @@ def imported():
 
 def imports_for_longer_than_the_limit(stream):
     with watchdog.Watchdog(stream, 100) as dog:
-        watchdog._send_all(
+        watchdog.send_all(
             pickle.dumps(Imported()), pickle.dumps(0), stream, watchdog=dog, steps=None
         )
 
