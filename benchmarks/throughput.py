@@ -1,8 +1,8 @@
 """How fast is training on one machine? Samples/s of whole fits with two workers that have started.
 
 The part ``peers`` compares the local engine with plain PyTorch loops and DistributedDataParallel,
-``ray`` with Ray, and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever is compared
-runs one after another.
+``ray`` with Ray and Ray Train, and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever
+is compared runs one after another.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import _applications as applications
 import _common as common
 import _peers as peers
+import _ray_train as ray_train
 import torch
 from torch import nn
 
@@ -245,6 +246,49 @@ def report_ray(options: argparse.Namespace) -> None:
         }
         bases: dict[str, Callable[[str], str]] = {"to local (goal 0.95)": lambda _: "local"}
         report(f"{name}: on Ray", common.in_turn(contestants, options.repetitions), bases)
+    report_ray_train(options)
+
+
+def report_ray_train(options: argparse.Namespace) -> None:
+    """Print what the same training costs with Ray Train, also if a worker is killed."""
+    task = (options.samples, options.epochs)
+    contestants: Contestants = {
+        f"{program}, {kills} kills": partial(
+            applications.call, ray_train.measured, program, *task, kills
+        )
+        for program in ray_train.PROGRAMS
+        for kills in (0, 1)
+    }
+    results = common.in_turn(contestants, options.repetitions)
+    rows = []
+    for program in ray_train.PROGRAMS:
+        whole = results[f"{program}, 0 kills"]
+        killed = results[f"{program}, 1 kills"]
+        costs = [
+            with_kill["training"] - without["training"]
+            for with_kill, without in zip(killed, whole, strict=True)
+        ]
+        rows.append(
+            [
+                program,
+                common.spread([outcome["rate"] for outcome in whole], ",.0f"),
+                common.spread([outcome["first step"] for outcome in whole], ".1f"),
+                common.spread(costs, ".1f"),
+                str(ray_train.lines_of(program)),
+                f"{fmean(outcome['accuracy'] for outcome in whole):.2f}",
+            ]
+        )
+    our_rates, their_rates = (
+        [outcome["rate"] for outcome in results[f"{program}, 0 kills"]]
+        for program in ray_train.PROGRAMS
+    )
+    headers = [
+        *("MLP", "samples/s", "seconds to the first step", "seconds that a kill -9 costs"),
+        *("lines of the program", "mean test accuracy"),
+    ]
+    common.print_table("MLP: beside Ray Train, gloo", headers, rows)
+    ratios = common.spread(common.ratios(our_rates, their_rates))
+    print(f"samples/s to Ray Train's (goal 1.3): {ratios}")
 
 
 def report_compss(options: argparse.Namespace) -> None:
