@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import _common as common
 import torch
@@ -25,23 +25,29 @@ Outcome = dict[str, float]
 
 
 class Watched:
-    """Notes when it is called first; once, some batches later, it kills the process it is in."""
+    """Notes when a worker calls it first; once, some batches later, it kills its process.
 
-    batches: ClassVar[int] = 0
-    """Batches of this process; each of its tasks may have a copy of the object."""
+    What it counts lies on disk, as workers call copies of it.
+    """
 
     def __init__(self, folder: str, kill_after: int) -> None:
         self.folder = folder
         self.kill_after = kill_after
         """Batches of a process until it is killed, if no other was; 0 for never."""
+        self.coordinator = os.getpid()
 
     def __call__(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the batch as it is."""
-        Watched.batches += 1
-        if Watched.batches == 1:
-            Path(self.folder, f"{os.getpid()}.first").write_text(str(time.time()))
-        if Watched.batches == self.kill_after and _is_first(self.killed):
-            os.kill(os.getpid(), signal.SIGKILL)
+        process = os.getpid()
+        if process == self.coordinator:  # which tries a batch before a fit
+            return batch
+        with open(os.path.join(self.folder, f"{process}.batches"), "ab") as counter:
+            counter.write(b".")
+            batches = counter.tell()
+        if batches == 1:
+            Path(self.folder, f"{process}.first").write_text(str(time.time()))
+        if batches == self.kill_after and _is_first(self.killed):
+            os.kill(process, signal.SIGKILL)
         return batch
 
     @property

@@ -1,8 +1,8 @@
 """How fast is training on one machine? Samples/s of whole fits with two workers that have started.
 
 The part ``peers`` compares the local engine with plain PyTorch loops and DistributedDataParallel,
-``ray`` with Ray and Ray Train, and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever
-is compared runs one after another.
+``ray`` with Ray, ``ray_train`` with Ray Train, and ``compss`` with COMPSs and with dislib.pytorch
+under it. Whoever is compared runs one after another.
 """
 
 from __future__ import annotations
@@ -246,7 +246,6 @@ def report_ray(options: argparse.Namespace) -> None:
         }
         bases: dict[str, Callable[[str], str]] = {"to local (goal 0.95)": lambda _: "local"}
         report(f"{name}: on Ray", common.in_turn(contestants, options.repetitions), bases)
-    report_ray_train(options)
 
 
 def report_ray_train(options: argparse.Namespace) -> None:
@@ -324,7 +323,12 @@ def report_compss(options: argparse.Namespace) -> None:
     report("MLP under COMPSs", common.in_turn(contestants, options.repetitions), bases)
 
 
-PARTS = {"peers": report_peers, "ray": report_ray, "compss": report_compss}
+PARTS = {
+    "peers": report_peers,
+    "ray": report_ray,
+    "ray_train": report_ray_train,
+    "compss": report_compss,
+}
 
 
 def main() -> None:

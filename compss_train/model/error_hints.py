@@ -10,6 +10,11 @@ from torch.nn.utils.rnn import PackedSequence
 from compss_train._utils.nested import is_sequence, leaves
 from compss_train.model.losses import last_axis_hint
 
+_SPARSE_GRADIENTS = (
+    "Embeddings with sparse=True have sparse gradients: only sparseadam, adagrad and sgd take "
+    "them, without weight decay and without clipping. For anything else leave sparse=True out."
+)
+
 _HINTS = {
     "backward through the graph a second time": (
         "The trainer calls backward() itself: leave it out of the training step."
@@ -18,12 +23,18 @@ _HINTS = {
         "The loss takes probabilities: end the network with nn.Sigmoid(), or build with "
         "torch.nn.BCEWithLogitsLoss(), which takes logits."
     ),
+    "does not support sparse gradients": _SPARSE_GRADIENTS,
+    "add(sparse, dense)": _SPARSE_GRADIENTS,
+    "from the 'Sparse": _SPARSE_GRADIENTS,
     "Expected more than 1 value per channel": (
         "BatchNorm needs two samples in each batch: choose a batch_size that leaves no batch of "
         "one, or GroupNorm or LayerNorm."
     ),
 }
 """Hints on errors of torch, by words of their messages."""
+
+_UNLABELLED = 255
+"""What marks pixels without a class in masks of 8 bits."""
 
 
 def error_notes(
@@ -87,6 +98,12 @@ def _target_hints(message: str, x: Any, y: Any, *, own_target: bool) -> Iterator
             f"The targets of the batch go from {int(y.min())} to {int(y.max())}: classes are "
             "numbered from 0, and the network needs an output for each."
         )
+        mark = int(y.min()) if y.min() < 0 else int(y.max())
+        if mark < 0 or mark == _UNLABELLED:
+            yield (
+                f"If {mark} marks targets that are not known, the loss leaves them out with "
+                f"torch.nn.CrossEntropyLoss(ignore_index={mark})."
+            )
 
 
 def _shape_hints(message: str, x: Any) -> Iterator[str]:

@@ -3,8 +3,12 @@
 The written file runs before it gets its name, and its outputs must be those of ``predict``.
 """
 
+import io
+import logging
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,9 @@ TOLERANCE = 1e-3
 
 HALF_TOLERANCE = 2e-2
 """The same for networks in bfloat16 or float16."""
+
+_CAUSAL_MASK_CHECK = "_detect_is_causal_mask"
+"""The function of torch that compares masks in ``nn.Transformer``."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +144,60 @@ def _program(net: nn.Module, calls: Calls) -> torch.export.ExportedProgram:
         kwargs = x
     elif isinstance(x, tuple | list):
         args = tuple(x)
+    printed = io.StringIO()  # the graph of a network that cannot be exported
     try:
-        return torch.export.export(
-            net, args, kwargs, dynamic_shapes=_dynamic_shapes(calls), strict=False
-        )
+        with redirect_stderr(printed), _without_logs("torch.fx.experimental.symbolic_shapes"):
+            return torch.export.export(
+                net, args, kwargs, dynamic_shapes=_dynamic_shapes(calls), strict=False
+            )
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
+        frames = traceback.extract_tb(error.__traceback__)
+        hint = ""
+        if any(frame.name == _CAUSAL_MASK_CHECK for frame in frames):
+            hint = "; nn.Transformer compares its masks, unless it gets tgt_is_causal=True or False"
         raise ValueError(
-            f"{type(net).__name__} cannot be exported: {reason} An exported network is a graph for "
-            "batches of any size: forward must not depend on a fixed size of batches, nor choose "
-            "by values of tensors in Python"
+            f"{type(net).__name__} cannot be exported: {reason}{_place_in(frames)} An exported "
+            "network is a graph for batches of any size: forward must not depend on a fixed size "
+            f"of batches, nor choose by values of tensors in Python{hint}"
         ) from error
+
+
+def _place_in(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return, for a message, the last line of code outside torch that was traced; or nothing."""
+    torch_folder = str(Path(torch.__file__).parent)
+    package_folder = str(Path(__file__).parents[1])
+    places = [
+        frame
+        for frame in frames
+        if frame.line and not frame.filename.startswith((torch_folder, package_folder))
+    ]
+    if not places:
+        return ""
+    place = places[-1]
+    return f" This was {place.filename}, line {place.lineno}: {place.line}."
+
+
+@contextmanager
+def _without_logs(logger_name: str) -> Iterator[None]:
+    """Show no records of a logger within the block."""
+    handlers = [(handler, handler.level) for handler in logging.getLogger(logger_name).handlers]
+    for handler, _ in handlers:
+        handler.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for handler, level in handlers:
+            handler.setLevel(level)
 
 
 def _write_onnx(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any]:
     """Write a network by torch's exporter; return a function that runs the file."""
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch's own
-        exported: Any = torch.onnx.export(_program(net, calls), dynamo=True, verbose=False)
+    program = _program(net, calls)
+    # Of packages that are not needed, and of what torch itself will change.
+    silent = warnings.catch_warnings(action="ignore", category=FutureWarning)
+    with silent, _without_logs("torch.onnx"):
+        exported: Any = torch.onnx.export(program, dynamo=True, verbose=False)
     exported.save(path, external_data=False)
     session = _onnx_package("onnxruntime").InferenceSession(
         path, providers=["CPUExecutionProvider"]

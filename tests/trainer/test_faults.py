@@ -20,6 +20,7 @@ from compss_train import (
     DistributedTrainer,
     DivergedError,
     EngineClosedError,
+    Gradients,
     LocalEngine,
     Merge,
 )
@@ -184,6 +185,13 @@ NORM = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3
             "Target 3 is out of bounds",
             ("go from 1 to 3: classes are numbered from 0"),
         ),
+        (
+            mlp(),
+            (X, Y - 1),
+            IndexError,
+            "Target -1 is out of bounds",
+            r"leaves them out with torch.nn.CrossEntropyLoss\(ignore_index=-1\)",
+        ),
         (EMBEDDING, (np.full((6, 1), 7), Y[:6]), IndexError, None, r"\A((?!classes)[\s\S])*\Z"),
         (
             mlp(),
@@ -207,7 +215,7 @@ NORM = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3
             r"\nThere is no y, so x is its own target\.$",
         ),
     ],
-    ids=["classes", "embedding", "shapes", "one sample", "no targets"],
+    ids=["classes", "unknown classes", "embedding", "shapes", "one sample", "no targets"],
 )
 def test_errors_of_the_network_are_explained(engine, net, data, error, message, note):
     trainer = trainer_of(engine, workers=1, net=lambda: net, optimizer=SGD)
@@ -216,6 +224,27 @@ def test_errors_of_the_network_are_explained(engine, net, data, error, message, 
             trainer, data=data, num_epochs=1, batch_size=60
         )
     assert re.search(note, "\n".join(caught.value.__notes__)), caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "gradients"),
+    [
+        ({"optimizer": "adam", "lr": 0.1}, None),
+        ({"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}, None),
+        (SGD, Gradients(clip_norm=1.0)),
+        (SGD, Gradients(clip_value=1.0)),
+        (SGD, Gradients(clip_adaptive=0.1)),
+    ],
+    ids=["adam", "weight decay", "norm", "value", "adaptive"],
+)
+def test_what_sparse_gradients_allow_is_said(optimizer, gradients):
+    net = nn.Sequential(nn.EmbeddingBag(3, 3, sparse=True))
+    trainer = trainer_of(
+        "serial", workers=1, net=lambda: net, optimizer=optimizer, gradients=gradients
+    )
+    with pytest.raises((RuntimeError, NotImplementedError)) as caught:
+        fit(trainer, data=(Y[:, None], Y), num_epochs=1, batch_size=60)
+    assert "For anything else leave sparse=True out." in caught.value.__notes__[-1]
 
 
 ONE_HOT = torch.eye(3, dtype=torch.int64)[Y]

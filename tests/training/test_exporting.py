@@ -173,8 +173,64 @@ class Branching(Noisy):
 def test_networks_that_do_something_else_are_not_written(tmp_path, raises):
     with pytest.raises(ValueError, match=r"outputs differ from those of predict by"):
         trained(Noisy()).export(tmp_path / "net.pt2")
-    with raises(ValueError, "Branching cannot be exported"):
+    with pytest.raises(ValueError, match="Branching cannot be exported"):
         trained(Branching()).export(tmp_path / "net.pt2")
     with raises(ValueError, "net.pth"):
         trained(mlp()).export(tmp_path / "net.pth")
     assert not list(tmp_path.iterdir())
+
+
+class Translator(nn.Module):
+    """Gets the tokens of one sequence, and those of another that are known."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.transformer = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(8, 20)
+        self.options = options
+
+    def forward(self, source, known):
+        mask = nn.Transformer.generate_square_subsequent_mask(known.shape[1])
+        source = self.embedding(source)
+        known = self.embedding(known)
+        outputs = self.transformer(source, known, tgt_mask=mask, **self.options)  # the call
+        return self.last(outputs)[:, -1]
+
+
+TOKENS = np.random.default_rng(0).integers(0, 20, size=(60, 5))
+
+
+def translator(**options):
+    trainer = trained(Translator(**options), (TOKENS, TOKENS[:, :4]), TOKENS[:, 4])
+    return trainer, (TOKENS[:7], TOKENS[:7, :4])
+
+
+def test_what_cannot_be_exported_is_named_with_its_line(tmp_path, capfd):
+    trainer, _ = translator()
+    capfd.readouterr()
+    with pytest.raises(ValueError, match="Translator cannot be exported") as caught:
+        trainer.export(tmp_path / "net.pt2")
+    message = str(caught.value)
+    assert f"This was {__file__}, line " in message
+    assert "tgt_mask=mask, **self.options)  # the call. " in message
+    assert message.endswith("unless it gets tgt_is_causal=True or False")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ValueError, match=r"line \d+: return self.net\(x\) if x.sum\(\) > 0"):
+        trained(Branching()).export(tmp_path / "net.pt2")
+
+
+def test_a_transformer_that_is_told_of_its_mask_is_exported(tmp_path, suffix, capfd):
+    trainer, x = translator(tgt_is_causal=True)
+    path = tmp_path / f"net{suffix}"
+    capfd.readouterr()
+    trainer.export(path, x)
+    assert capfd.readouterr() == ("", "")
+    if suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(path)
+        names = [value.name for value in session.get_inputs()]
+        outputs = session.run(None, dict(zip(names, x, strict=True)))[0]
+    else:
+        parts = map(torch.from_numpy, x)
+        outputs = torch.export.load(path).module()(*parts).detach().numpy()
+    np.testing.assert_allclose(outputs, trainer.predict(x), rtol=1e-4, atol=1e-5)
