@@ -207,8 +207,9 @@ class CopyTemplate(pickle.Pickler):
     that no copy sees what another one changes there. Tensors and arrays are kept beside it and
     copied by deepcopy; those in ``unset`` are not copied: others take their places, whose values
     are not set. What functions hold and has its own ``__deepcopy__`` is copied by that; if
-    something there cannot be pickled, functions are shared. If something else cannot be pickled or
-    has its own ``__deepcopy__``, deepcopy copies the whole object.
+    something there cannot be pickled, functions are shared. If something else has its own
+    ``__deepcopy__``, which decides what it shares with the rest, deepcopy copies the whole object,
+    and these functions with it. What cannot be pickled is left to deepcopy, too.
     """
 
     def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
@@ -222,6 +223,8 @@ class CopyTemplate(pickle.Pickler):
         """What is not pickled, by its ``id``."""
         self._functions: list[FunctionType] = []
         """Those of it that are functions with a state, which is pickled after the value."""
+        self._decides = False
+        """Whether an object outside of functions has its own ``__deepcopy__``."""
         for shares_functions in (False, True):
             self._shares_functions = shares_functions
             self._is_in_functions = False
@@ -238,6 +241,8 @@ class CopyTemplate(pickle.Pickler):
             self.clear_memo()
             if self._pickle:
                 break
+        if self._decides:
+            self._pickle = b""
 
     def copy(self, device: str) -> Any:
         """Return a copy with new tensors on a device in place of ``unset``.
@@ -246,7 +251,7 @@ class CopyTemplate(pickle.Pickler):
         """
         memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
         if not self._pickle:
-            return copy.deepcopy(self._value, memo)
+            return self._deepcopied(memo)
         # deepcopy would fail for subclasses of what it shares.
         copied = {
             key: value if isinstance(value, _SHARED) else copy.deepcopy(value, memo)
@@ -259,6 +264,15 @@ class CopyTemplate(pickle.Pickler):
         value = unpickler.load()
         for function in functions.values():
             _set_state(function, unpickler.load())
+        return value
+
+    def _deepcopied(self, memo: dict[int, Any]) -> Any:
+        """Return what deepcopy makes of the value, with copies of functions in ``memo``."""
+        functions = _without_state(self._functions)
+        memo.update(functions)
+        value = copy.deepcopy(self._value, memo)
+        for function in self._functions:
+            _set_state(functions[id(function)], copy.deepcopy(_state_of(function), memo))
         return value
 
     def persistent_id(self, obj: Any) -> int | None:
@@ -276,5 +290,5 @@ class CopyTemplate(pickle.Pickler):
             if self._is_in_functions:
                 self._kept[id(obj)] = obj
                 return id(obj)
-            raise pickle.PicklingError("it decides itself what a copy shares with it")
+            self._decides = True  # pickled only to find functions in it
         return None

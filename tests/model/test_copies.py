@@ -120,3 +120,73 @@ def test_functions_share_no_variables_beside_what_decides_itself_how_it_is_copie
     assert [first()[0], first()[0], second()[0], count] == [1, 2, 1, 0]
     assert (first()[1] is second()[1]) == isinstance(held, Notes)
     np.testing.assert_array_equal(first()[1], held)
+
+
+class Deciding(nn.Module):
+    """Decides itself how it is copied, like ``torch.fx.GraphModule``."""
+
+    def __init__(self, inner, function):
+        super().__init__()
+        self.inner = inner
+        self.function = function
+
+    def __deepcopy__(self, memo):
+        copied = Deciding.__new__(Deciding)
+        memo[id(self)] = copied
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
+
+    def forward(self, x):
+        return self.inner(x) * self.function()
+
+
+def test_functions_share_no_variables_in_a_network_that_decides_itself_how_it_is_copied():
+    count = 0
+    inner = nn.Linear(2, 2)
+
+    def count_calls():
+        nonlocal count
+        count += 1
+        count_calls.calls = getattr(count_calls, "calls", 0) + 1
+        return count
+
+    def bias():
+        return inner.bias, count_calls
+
+    net = nn.Sequential(Deciding(inner, count_calls), inner)
+    values = {"net": net, "step": count_calls, "bias": bias}
+    template = CopyTemplate(values, [*net.parameters()])
+    first = template.copy("cpu")
+    second = template.copy("cpu")
+    assert [first["step"](), first["step"](), second["step"](), count] == [1, 2, 1, 0]
+    assert not hasattr(count_calls, "calls")
+    for copied in (first, second):
+        assert copied["net"][0].inner is copied["net"][1]
+        assert copied["net"][0].function is copied["step"]
+        assert copied["net"][0].inner is not inner
+        parameter, function = copied["bias"]()
+        assert parameter is copied["net"][1].bias
+        assert function is copied["step"]
+
+
+def test_workers_with_a_network_of_torch_fx_share_no_closures():
+    def built(workers):
+        seen = []
+
+        def loss(output, target):
+            seen.append(1.0)
+            return nn.functional.cross_entropy(output, target) * (1 + 0.01 * len(seen))
+
+        torch.manual_seed(3)
+        net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(6, 3)))
+        trainer = DistributedTrainer(workers, engine="serial", seed=0, threads=1)
+        trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, loss)
+        return trainer
+
+    still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    options = {"num_epochs": 1, "num_batches_per_worker": 4, **still}
+    together = built(2).fit(*blocked(X[:56], Y[:56], 2), **options)
+    alone = [built(1).fit(x, y, **options) for x, y in ((X[:28], Y[:28]), (X[28:56], Y[28:56]))]
+    for name, array in together.items():
+        mean = (alone[0][name].astype(float) + alone[1][name]) / 2
+        np.testing.assert_array_equal(array, mean.astype(np.float32))
