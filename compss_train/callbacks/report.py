@@ -7,28 +7,13 @@ from typing import Any
 from compss_train._utils import files
 from compss_train.reports import html
 from compss_train.training.callback import Callback
-from compss_train.training.stopping import TERMINATED
+from compss_train.training.stopping import status_of
 from compss_train.training.trainer_protocol import TrainerProtocol
 
 MAX_SHARE = 0.02
 """Maximum share of a fit's time for writing reports; each takes longer than the previous one."""
 MIN_SECONDS = 5.0
 """Minimum time, in seconds, between two reports."""
-
-
-def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
-    """Return how a fit has ended.
-
-    It is ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped by Ctrl-C"
-    if isinstance(error, SystemExit) and error.code == TERMINATED:
-        return "stopped by SIGTERM"
-    if error is not None:
-        line = (str(error).splitlines() or [""])[0]
-        return f"failed: {type(error).__name__}" + (f": {line[:300]}" if line else "")
-    return "complete" if trainer.stopped is None else f"stopped: {trainer.stopped}"
 
 
 class Report(Callback):
@@ -64,11 +49,11 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Write the report."""
-        self._write(trainer, status_of(trainer))
+        self._write(trainer, status_of(trainer.stopped))
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Write the report with the exception."""
-        self._write(trainer, status_of(trainer, error))
+        self._write(trainer, status_of(trainer.stopped, error))
 
     def _write_running(self, trainer: TrainerProtocol) -> None:
         start = time.monotonic()

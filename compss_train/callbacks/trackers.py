@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils import imports, strict_json, validation
-from compss_train.callbacks.report import status_of
 from compss_train.reports import html
 from compss_train.reports.curves import input_panels
 from compss_train.reports.records import epoch_of, flatten, measured_numbers
 from compss_train.training.callback import Callback
+from compss_train.training.stopping import status_of
 from compss_train.training.trainer_protocol import TrainerProtocol
 
 _RATES = ("samples_per_second", "batches_per_second")
@@ -119,7 +119,7 @@ class _Tracker(Callback):
             trainer.save(f"{folder}/parameters.safetensors")
             with suppress(ModuleNotFoundError):  # of the extra ``report``
                 page = f"{folder}/report.html"
-                status = status_of(trainer)
+                status = status_of(trainer.stopped)
                 html.write(page, trainer.history, trainer.configuration, status=status)
             self._log_files(folder)
 

@@ -409,6 +409,30 @@ def advise_arguments(parser: Parser) -> None:
     _add_json(parser)
 
 
+def watch_arguments(parser: Parser) -> None:
+    """Print what a study does that trains while simulations run.
+
+    examples:
+      compss-train watch run/study
+      compss-train watch run/study --every 5
+      compss-train watch run/study --json
+
+    RUN is the folder of a Checkpoint of fit_online, or the one above it. Exit codes: 0 it runs, or
+    has ended, 1 it was killed, has failed or has written nothing for half a minute, 2 there is
+    none.
+    """
+    parser.add_argument(
+        "run", type=_path, metavar="RUN", help="folder of the study's checkpoints, or above it"
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="print again after so many seconds, until the study has ended",
+    )
+    _add_json(parser)
+
+
 def shard_arguments(parser: Parser) -> None:
     """Write arrays, or files of one size, as files of another size or format to train from.
 
@@ -660,6 +684,7 @@ COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
         *(report_arguments, plot_arguments, compare_arguments),
         *(runs_arguments, advise_arguments),
     ),
+    "studies": (watch_arguments,),
     "data": (shard_arguments,),
     "simulations": (simulate_arguments,),
     "solvers": (send_arguments, headers_arguments),

@@ -20,6 +20,7 @@ from compss_train.online.worker_messages import (
     pack,
     parse_command,
 )
+from compss_train.reports.study_state import here
 
 TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits."""
@@ -33,7 +34,7 @@ class CoordinatorConnection(Closable):
     """
 
     def __init__(self, coordinator: Address, worker: int) -> None:
-        self._connection = coordinator.connect({"role": "worker", "number": worker})
+        self._connection = coordinator.connect({"role": "worker", "number": worker, **here()})
         reply, arrays = self._connection.receive() or ({}, [])
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""

@@ -22,6 +22,7 @@ from compss_train.online.recorder import Recorder
 from compss_train.online.saves import SavedStudy
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
+from compss_train.online.study_monitor import StudyMonitor
 from compss_train.online.worker_messages import EndReception, Stop
 from compss_train.online.workers import Workers
 from compss_train.training.schedules.server import GlobalParameters
@@ -47,6 +48,8 @@ class EventLoop:
     ending: Ending
     keeps_saves: bool
     """Whether a callback keeps saves; otherwise only workers that die go on from them."""
+    monitor: StudyMonitor | None = None
+    """What tells other programs of the study, if it has a folder."""
 
     def __post_init__(self) -> None:
         self._saved = time.monotonic()
@@ -171,6 +174,8 @@ class EventLoop:
             self.workers.broadcast(EndReception())
         saving = self._save_is_due or self.workers.saving is not None
         self.recorder.update(self.sources.counts(), saving=saving)
+        if self.monitor is not None:
+            self.monitor.update()
 
     # Saves
 

@@ -153,6 +153,8 @@ class ConnectedTask:
     def _start(self) -> None:
         self.ref = self._submit()
         self.has_connected = False
+        self.connected = 0.0
+        """Unix time of the current connection."""
         self._disconnected_since = time.monotonic()
 
     def connect(self, client: Client) -> bool:
@@ -162,6 +164,7 @@ class ConnectedTask:
             return False
         self.client = client
         self.has_connected = True
+        self.connected = time.time()
         return True
 
     def disconnect(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from compss_train._utils.validation import warn_user
@@ -67,10 +67,15 @@ class ExternalSenders:
     @property
     def all_ended(self) -> bool:
         """Whether none is connected or still expected."""
-        return not self._active and not self._missing
+        return not self._active and not self.missing
 
     @property
-    def _missing(self) -> int:
+    def connected(self) -> Collection[Client]:
+        """Those that are connected."""
+        return self._active.keys()
+
+    @property
+    def missing(self) -> int:
         """How many senders are expected that are not connected."""
         active = set(self._active.values())
         return max(
@@ -156,7 +161,7 @@ class ExternalSenders:
 
         Raises ``SimulationError`` after the timeout.
         """
-        if self.closed or not self._missing:
+        if self.closed or not self.missing:
             self._waits_since = None
             return
         now = time.monotonic()
@@ -184,7 +189,7 @@ class ExternalSenders:
             for name, number in self._streams.items()
             if number not in ended
         ]
-        unknown = self._missing - len(names)
+        unknown = self.missing - len(names)
         if unknown > 0:
             names.append(f"{unknown} of {self._expected} senders")
         return " and ".join(names)

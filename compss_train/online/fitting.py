@@ -33,6 +33,7 @@ from compss_train.online.routing import StreamKeys
 from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
+from compss_train.online.study_monitor import StudyMonitor
 from compss_train.online.workers import Workers
 from compss_train.training import (
     description,
@@ -42,6 +43,7 @@ from compss_train.training import (
     resuming,
     rounds,
 )
+from compss_train.training.callback import Callback
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merge import Merge
 from compss_train.training.pickling import check_picklable
@@ -49,6 +51,7 @@ from compss_train.training.running_fit import Fit, FitRun
 from compss_train.training.schedules.server import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Study
+from compss_train.training.stopping import status_of
 from compss_train.training.training_state import MergeState, TrainingState
 
 
@@ -186,7 +189,9 @@ class OnlineFit(Fit, FitRun):
                 model.stopped = loop.ending.reason
                 # What else is kept belongs to other parameters.
                 session.keep(session.states, MergeState(averaged=model.averaged))
-            except BaseException:
+                self._tell_end(status_of(model.stopped))
+            except BaseException as error:
+                self._tell_end(status_of(model.stopped, error))
                 # The error to raise is that of the fit.
                 with suppress(OSError, RuntimeError, DivergedError):
                     model.parameters = loop.parameters.pull(timeout=rounds.MERGE_SECONDS)
@@ -194,6 +199,11 @@ class OnlineFit(Fit, FitRun):
                 raise
             finally:
                 model.run = None
+
+    def _tell_end(self, status: str) -> None:
+        """Tell other programs how the study has ended."""
+        if self.loop is not None and self.loop.monitor is not None:
+            self.loop.monitor.end(status)
 
     # What it consists of
 
@@ -238,6 +248,11 @@ class OnlineFit(Fit, FitRun):
             ending=Ending(self.stopping, keeps_saves=keeps_saves),
             keeps_saves=keeps_saves,
         )
+        state_folder = next(filter(None, map(_state_folder, self.callbacks.callbacks)), None)
+        if state_folder is not None:
+            loop.monitor = StudyMonitor(
+                state_folder, loop.sources, workers, reports=recorder.reports, model=session.model
+            )
         if study is not None:
             loop.go_on_from(study)
         return loop
@@ -380,3 +395,9 @@ class OnlineFit(Fit, FitRun):
     def averaged(self) -> params.Parameters | None:
         """Return the current average of the parameters by steps, if one is kept."""
         return None if self.loop is None else self.loop.parameters.pull_averaged()
+
+
+def _state_folder(callback: Callback) -> Path | None:
+    """Return the folder of a callback that keeps saves, if it has one."""
+    folder = callback.writes_to() if callback.keeps_state else None
+    return folder if folder is not None and folder.is_dir() else None

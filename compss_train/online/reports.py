@@ -136,6 +136,11 @@ class Reports:
         return sum(report.put for report in self._buffers)
 
     @property
+    def held(self) -> int:
+        """Samples in all buffers."""
+        return sum(report.held for report in self._buffers)
+
+    @property
     def least_received(self) -> int:
         """Samples received by the worker with the fewest."""
         return min(report.put for report in self._buffers)
@@ -163,7 +168,7 @@ class Reports:
             reports = [worker.reports for worker in unrecorded]
         merged = list(itertools.chain.from_iterable(reports))
         counts = _counts(merged)
-        held = sum(report.held for report in self._buffers)
+        held = self.held
         unseen = sum(report.unseen for report in self._buffers)
         got = sum(report.got for report in self._buffers)
         of_inputs = self.inputs.of_buffers(self._held)

@@ -12,6 +12,7 @@ from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header
 from compss_train.online.source_messages import SenderFailed
 from compss_train.online.stream import FitLostError, NameInUseError, Stream, as_sample
+from compss_train.reports.study_state import here
 
 _RETRY_SECONDS = 0.2
 """How long to wait between two attempts to connect to a fit."""
@@ -50,7 +51,7 @@ class SampleSender(Closable):
         self._address = Address(address, validation.check_token(token))
         validation.check_name("name", name)
         self._name = name
-        self._greeting = {"role": "sender", "name": name}
+        self._greeting = {"role": "sender", "name": name, **here()}
         timeout = validation.check_non_negative("timeout", timeout)
         self._stream = open_stream(self._address, self._greeting, timeout)
         self._closed = False

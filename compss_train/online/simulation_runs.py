@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -135,6 +135,17 @@ class SimulationRuns:
             "done": self.inputs.done,
             "failed": self.inputs.failed,
         }
+
+    @property
+    def awaited(self) -> int | None:
+        """How many are to begin or to run again; ``None`` if it is not known how many there are."""
+        repeated = len(self._repeated)
+        if self._exhausted:
+            return repeated
+        inputs = self._options.inputs
+        if self._options.sampler is not None or not isinstance(inputs, Sized):
+            return None
+        return len(inputs) - len(self.inputs.samples) + repeated
 
     def start(self) -> None:
         """Submit simulations up to the limit, and resubmit lost tasks."""

@@ -30,6 +30,7 @@ from compss_train.online.source_messages import (
     TimedOut,
 )
 from compss_train.online.stream import Sample, Stream, as_sample
+from compss_train.reports.study_state import here
 
 IMPORT_SECONDS = 300.0
 """How long imports of the simulation's modules may take, if its timeout is shorter."""
@@ -102,7 +103,7 @@ def simulate_and_send(
     exactly so many ``steps``, unless ``None``, the simulation has failed. Returns
     immediately if the coordinator is gone or does not accept the simulation.
     """
-    greeting = {"role": "simulation", "number": number}
+    greeting = {"role": "simulation", "number": number, **here()}
     with suppress(OSError), Stream(coordinator, greeting, _interrupt) as stream:
         if not stream.accepted:
             return

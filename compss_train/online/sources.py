@@ -24,6 +24,12 @@ class Sources:
         senders = self.senders.counts()
         return {name: number + senders[name] for name, number in self.runs.counts().items()}
 
+    @property
+    def awaited(self) -> int | None:
+        """How many sources are yet to run, or to run again; ``None`` if that is not known."""
+        awaited = self.runs.awaited
+        return None if awaited is None else awaited + self.senders.missing
+
     def named(self, stream: int) -> str:
         """Return what messages call the source of a stream."""
         return self.senders.named(stream) or self.runs.named(stream)

@@ -25,6 +25,21 @@ TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process ended by SIGTERM, as in shells."""
 
 
+def status_of(stopped: str | None, error: BaseException | None = None) -> str:
+    """Return how a fit has ended, which has ``stopped`` for a reason, if any, or with an error.
+
+    It is ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
+    if isinstance(error, SystemExit) and error.code == TERMINATED:
+        return "stopped by SIGTERM"
+    if error is not None:
+        line = (str(error).splitlines() or [""])[0]
+        return f"failed: {type(error).__name__}" + (f": {line[:300]}" if line else "")
+    return "complete" if stopped is None else f"stopped: {stopped}"
+
+
 class Stopping:
     """Whether one fit must stop, why, and whether at once.
 

@@ -34,6 +34,31 @@ def kill(program):
     program.wait()
 
 
+def watched(folder):
+    command = [sys.executable, "-m", "compss_train", "watch", str(folder), "--json"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return process.returncode, json.loads(process.stdout) if process.stdout else {}
+
+
+def test_other_programs_see_that_a_study_runs_was_killed_goes_on_and_is_complete(tmp_path):
+    program = start(tmp_path, "FIFO")
+    wait_until(lambda: list_checkpoints(tmp_path / "saves"))
+    code, state = watched(tmp_path)
+    assert (code, state["state"], state["process"]) == (0, "running", program.pid)
+    assert state["simulations"][0]["process"] in session(program.pid)
+    assert sum(state["inputs"].values()) == SIMULATIONS
+    kill(program)
+    code, state = watched(tmp_path)
+    assert (code, state["state"]) == (1, "killed")
+    program = start(tmp_path, "FIFO")
+    wait_until(lambda: watched(tmp_path)[1]["state"] == "running")
+    assert watched(tmp_path)[1]["resumed_from"].startswith("round-")
+    assert program.wait(120) == 0
+    code, state = watched(tmp_path)
+    assert (code, state["state"]) == (0, "complete")
+    assert state["inputs"] == {"running": 0, "done": SIMULATIONS, "failed": 0, "awaited": 0}
+
+
 JOB_SCRIPT = """source {scripts}/requeue.sh
 #  --log_dir={folder} --x
 exec {python} -m tests.online.study_program {folder} FIFO pycompss/runtime/launch.py

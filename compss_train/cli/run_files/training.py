@@ -12,7 +12,6 @@ import torch
 
 from compss_train import callbacks
 from compss_train._utils import files, validation
-from compss_train.callbacks.report import status_of
 from compss_train.cli import run_files
 from compss_train.cli.run_files import (
     Errors,
@@ -29,6 +28,7 @@ from compss_train.training import checkpoints
 from compss_train.training.callback_list import check_callbacks
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import Merge
+from compss_train.training.stopping import status_of
 
 
 def _key(name: str, default: Any, annotation: Any = bool | dict) -> Parameter:
@@ -343,9 +343,9 @@ class _RunFiles(callbacks.JsonLines):
     def on_fit_end(self, trainer: callbacks.TrainerProtocol) -> None:
         """Record that the run is complete, or why it has stopped."""
         super().on_fit_end(trainer)
-        self.status = status_of(trainer)
+        self.status = status_of(trainer.stopped)
 
     def on_exception(self, trainer: callbacks.TrainerProtocol, error: BaseException) -> None:
         """Record the exception."""
         super().on_exception(trainer, error)
-        self.status = status_of(trainer, error)
+        self.status = status_of(trainer.stopped, error)
