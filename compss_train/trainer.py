@@ -727,8 +727,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters.
 
-        Those of ``get_parameters`` bring what the network keeps in attributes, too; workers that
-        have trained continue with their own.
+        Workers begin with them, also with buffers that ``Merge(buffers=...)`` has left to each
+        worker. Those of ``get_parameters`` bring what the network keeps in attributes, too; workers
+        that have trained continue with their own.
 
         Raises ``ValueError`` if names, shapes or kinds of numbers differ, and ``RuntimeError``
         during a fit, between rounds.
@@ -741,6 +742,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             )
         params.load_into(net, params.as_parameters(parameters))
         self._model.parameters = params.from_module(net)
+        self._session.replace_own_buffers()
         if isinstance(parameters, params.NamedArrays) and parameters.state is not None:
             self._session.begin_with(parameters.state)
 

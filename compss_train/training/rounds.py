@@ -152,6 +152,8 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
         idle_seconds=IDLE_SECONDS,
     )
     merge = fit.merge
+    buffers = NO_BUFFER_RULES if merge.buffers is None else session.buffer_rules(merge)
+    session.own_buffers |= buffers.worker
     job = fit.options.job(
         fit.data,
         session.model.built.training_spec.weightless(),
@@ -159,7 +161,7 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
         callbacks=fit.callbacks.in_workers,
         resident=resident,
         global_users=session.model.global_users,
-        buffers=NO_BUFFER_RULES if merge.buffers is None else session.buffer_rules(merge),
+        buffers=buffers,
     )
     return session.publish(job)
 

@@ -86,6 +86,8 @@ class Session:
         """The state of each worker, after the tasks that were submitted."""
         self.kept: MergeState | Merged = NOTHING_KEPT
         """What merges keep besides the parameters."""
+        self.own_buffers: frozenset[str] = frozenset()
+        """Buffers in the state_dict of which tasks have left each worker its own."""
 
     def _default_workers(self, threads: int) -> int:
         """Return how many workers can train at once with so many threads each."""
@@ -262,7 +264,19 @@ class Session:
             for worker in range(len(state.workers), self.num_workers)
         ]
         self.states = [*state.workers[: self.num_workers], *fresh]
+        self.own_buffers = frozenset()
         self.kept = state.merge
+
+    def replace_own_buffers(self) -> None:
+        """Let workers go on with the buffers of the global parameters in place of their own."""
+        states: Sequence[WorkerState | Ref] = self.states
+        if self.own_buffers:
+            states = self.fetched(states, NOTHING_KEPT).workers
+        merged = self.model.parameters.keys()
+        self.states = [
+            state.without_buffers(merged) if isinstance(state, WorkerState) else state
+            for state in states
+        ]
 
     def begin_with(self, state: ModelState) -> None:
         """Let the model be in this state, and workers that have not trained begin with it."""

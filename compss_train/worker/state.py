@@ -1,6 +1,6 @@
 """``WorkerState``: what a worker keeps from task to task."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Self
@@ -47,6 +47,13 @@ class WorkerState(PickledByFields):
             {**group, **changed} for group, changed in zip(saved, options_by_group, strict=False)
         ]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
+
+    def without_buffers(self, names: Collection[str]) -> Self:
+        """Return this state without the worker's own buffers of these names."""
+        if not self.module_buffers:
+            return self
+        kept = {name: value for name, value in self.module_buffers.items() if name not in names}
+        return replace(self, module_buffers=kept or None)
 
 
 @dataclass

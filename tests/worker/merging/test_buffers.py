@@ -9,6 +9,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError, Merge
 from compss_train.callbacks import Checkpoint
+from compss_train.model import parameters as params
 from compss_train.model.parts import Cut
 from compss_train.model.training_spec import TensorNames
 from compss_train.worker.merging.buffers import BufferRules
@@ -127,6 +128,32 @@ def test_other_rules_on_resuming(tmp_path, raises):
 
 def test_on_every_engine(engine):
     assert_right(fitted({}, 2, engine=engine), 2)
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "on arrival", "a server"])
+def test_parameters_that_are_set_replace_them_in_all_workers(engine, tmp_path, kind):
+    """Also in a trainer that was restored, whose workers' states are in this process."""
+    rules = rules_for(kind)
+    trained = fitted(KINDS[kind], 2, rules=rules, engine=engine, callbacks=[Checkpoint(tmp_path)])
+    restored = DistributedTrainer(WORKERS, engine="serial", threads=1, seed=0)
+    restored.build(make_net(), {"optimizer": "sgd", "lr": 0.01}, nn.MSELoss())
+    restored.restore(tmp_path)
+    for trainer in (trained, restored):
+        trainer.set_parameters(params.from_module(make_net()))
+        assert all(
+            not state.module_buffers or "keeping.queue" not in state.module_buffers
+            for state in trainer.snapshot().workers
+        )
+        trainer.fit(
+            *(X, X.sum(1, keepdim=True)),
+            num_epochs=3,
+            batch_size=BATCH,
+            shuffle=None,
+            shuffle_block_data=False,
+            progress=False,
+            merge=Merge(**KINDS[kind], buffers=rules),
+        )
+        assert_right(trainer, 3)
 
 
 @pytest.mark.parametrize("kind", ["synchronous", "on arrival", "a server"])
