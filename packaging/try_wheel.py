@@ -64,6 +64,9 @@ def train() -> None:
     headers = Path(run(command, "headers").strip())
     if missing := [name for name in HEADERS if not (headers / name).is_file()]:
         raise SystemExit(f"{headers} lacks {', '.join(missing)}")
+    python = Path(run(command, "headers", "--python").strip())
+    if not (python / "melissa_api.py").is_file():
+        raise SystemExit(f"{python} lacks melissa_api.py")
 
 
 def extras(wheel: str) -> None:

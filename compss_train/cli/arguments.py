@@ -567,8 +567,15 @@ def headers_arguments(parser: Parser) -> None:
       mpicc -I$(compss-train headers) heat.c -o heat
       compss-train headers --build lib
       mpif90 -I$(compss-train headers) heat.f90 -Llib -lmelissa -o heat
+      PYTHONPATH=$(compss-train headers --python) python study.py
     """
-    parser.add_argument(
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument(
+        "--python",
+        action="store_true",
+        help="print the folder of melissa_api.py, for PYTHONPATH of solvers in Python",
+    )
+    printed.add_argument(
         "--build",
         type=_path,
         metavar="DIR",

@@ -12,6 +12,8 @@ from compss_train.cli.arguments import TOKEN_VARIABLE
 
 HEADERS = Path(__file__).parents[1] / "online" / "headers"
 """The folder of ``compss_train.h`` and what else solvers need."""
+PYTHON = Path(__file__).parents[1] / "integrations" / "melissa_solver"
+"""The folder of ``melissa_api.py``."""
 LIBRARIES = ("libcompss_train.a", "libmelissa.a", "libmelissa_api.a")
 """What ``headers --build`` makes: the same under the names that link lines have."""
 
@@ -34,13 +36,13 @@ def send(options: argparse.Namespace) -> int:
 
 
 def headers(options: argparse.Namespace) -> int:
-    """Print the folder of the headers, or the libraries that were built.
+    """Print the folder of the headers, or of ``melissa_api.py``; or build the libraries.
 
     Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with the compiler's
     words if it fails.
     """
     if options.build is None:
-        print(HEADERS)
+        print(PYTHON if options.python else HEADERS)
         return 0
     compiler = options.compiler or shutil.which("mpicc") or shutil.which("cc")
     if compiler is None:

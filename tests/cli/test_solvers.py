@@ -40,6 +40,25 @@ def test_headers_are_files_of_the_package(command):
     assert '"online/headers/**/*"' in settings.read_text()
 
 
+def test_the_folder_for_solvers_in_python_has_melissas_module(command):
+    folder = Path(command("headers", "--python").out.strip())
+    code = "import sys; from melissa_api import *; print(*sorted(n for n in dir() if 'm' == n[0]))"
+    paths = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
+    names = subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert names.split() == [
+        "melissa_finalize",
+        "melissa_init",
+        "melissa_send",
+        "melissa_send_with_metadata",
+    ]
+
+
 def test_a_solver_links_the_library_that_was_built(command, tmp_path):
     needs("mpif90")
     built = command("headers", "--build", str(tmp_path / "lib")).out.split()

@@ -1,0 +1,1 @@
+"""The folder of ``melissa_api``, which ``compss-train headers --python`` prints."""
