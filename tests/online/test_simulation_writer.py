@@ -5,10 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import (
@@ -357,3 +361,52 @@ def test_heat_is_the_bits_of_numpy(tmp_path):
     with np.load(name) as arrays:
         expected = [u.astype(np.float32) for u, _ in heat(1 / 3, STEPS, CELLS)]
         np.testing.assert_array_equal(arrays["y"], [expected[step] for step in (0, 2, 3)])
+
+
+STOPS = []
+"""Before which samples ``stopping`` is stopped, counted over all runs; the serial engine shares it.
+"""
+MADE = []
+"""The samples that it has made."""
+
+
+def stopping(value):
+    """A simulation that is stopped, as by Ctrl-C."""
+    for sample in steps_of(value):
+        if STOPS and len(MADE) >= STOPS[0]:
+            del STOPS[0]
+            raise KeyboardInterrupt
+        MADE.append(sample)
+        yield sample
+
+
+def steps_of(value):
+    """Has as many samples as its value says, numbered from another time step on."""
+    for step in range(value):
+        yield step + 3, np.float32([value, step]), np.float32([step])
+
+
+@settings(max_examples=25)
+@given(
+    inputs=st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any),
+    stops=st.lists(st.integers(0, 12), max_size=4).map(sorted),
+    cuts=st.lists(st.integers(0, 200), min_size=4, max_size=4),
+)
+def test_each_sample_is_there_once_however_often_it_was_stopped(inputs, stops, cuts):
+    """A cut takes so many bytes from the end of the record, as a kill may."""
+    STOPS[:] = stops
+    MADE.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        simulations = Simulations(stopping, inputs)
+        record = Path(folder, "simulations.jsonl")
+        for cut in cuts:
+            with suppress(KeyboardInterrupt):
+                simulations.write(folder, engine="serial")
+            content = record.read_bytes()
+            record.write_bytes(content[: max(0, len(content) - cut)])
+        STOPS.clear()
+        files = simulations.write(folder, engine="serial")
+        assert samples_in(files) == samples_of(steps_of, inputs)
+        assert sorted(files) == sorted(map(str, Path(folder).glob("*.npz")))
+        lines = sorted(records(Path(folder)), key=lambda line: line["simulation"])
+        assert [line["samples"] for line in lines] == inputs

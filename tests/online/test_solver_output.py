@@ -1,5 +1,7 @@
 """The files with the output of solvers: whose they are, and what errors have of them."""
 
+import os
+import sys
 import threading
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import pytest
 
 from compss_train import SimulationError, Simulations, Solver
 from compss_train.online.solver_output import new_file
+from tests.helpers.processes import ROOT
+from tests.helpers.slurm import DONE, SlurmCluster, skip_without_slurm
 from tests.online.fits import fit_and_count, run_fit
 from tests.online.simulations import CountingNet
 from tests.online.solvers.compiled import compiled, mpirun, solver
@@ -132,3 +136,60 @@ def test_a_folder_that_cannot_be_made_is_the_error_of_the_fit(local):
         _, error = run_fit(local, CountingNet(6), simulate, inputs("fine", ""), retries=0)
     assert isinstance(error, SimulationError)
     assert "/proc/nowhere" in str(error)
+
+
+OVER_NODES = """
+import sys
+from compss_train import Solver
+
+rank = (
+    "import os; from compss_train.online import client\\n"
+    "rank = int(os.environ['SLURM_PROCID'])\\n"
+    "print('rank', rank, 'on', os.environ['SLURMD_NODENAME'], flush=True)\\n"
+    "if rank == 0:\\n"
+    "    client.init('u', 1); client.send('u', [7.0]); client.finalize()\\n"
+    "else:\\n"
+    "    raise SystemExit(int(os.environ['STATUS']))\\n"
+)
+for status in "03":
+    command = ["srun", "--nodes=2", "--ntasks=2", "--output={output}.%t", sys.executable]
+    solver = Solver(
+        [*command, "-c", rank],
+        lambda value, step, fields: fields["u"],
+        environment={"STATUS": status},
+        output="output",
+    )
+    try:
+        print([x.tolist() for step, x in solver(None)])
+    except ChildProcessError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_solver_over_two_nodes_of_slurm_has_a_file_for_each_rank(tmp_path):
+    skip_without_slurm()
+    environment = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+    }
+    cluster = SlurmCluster(tmp_path, environment)
+    try:
+        (tmp_path / "study.py").write_text(OVER_NODES)
+        flags = ["--nodes=2", "--ntasks-per-node=1", "--output=compss-%j.out"]
+        said = cluster.run("sbatch", *flags, "--wrap=python study.py")
+        job = said.split()[-1]
+        assert cluster.wait(job, DONE) == "COMPLETED", cluster.output(job)
+        output = cluster.output(job)
+    finally:
+        cluster.end()
+    written = contents(tmp_path / "output")
+    for run in ("solver", "solver-run-2"):
+        assert [written[f"{run}.{rank}"].split()[1] for rank in range(2)] == ["0", "1"]
+    assert len({text.split()[-1] for name, text in written.items() if name[-1].isdigit()}) == 2
+    first, failed, *lines = output.splitlines()
+    assert first == "[[7.0]]"
+    assert "ended with status 3" in failed
+    assert any("task 1: Exited with exit code 3" in line for line in lines)
+    assert any(f"(output: {tmp_path}/output/solver-run-2." in line for line in lines)
