@@ -29,7 +29,7 @@ from _input_studies import HELD_OUT, STEPS, STUDIES, Floats, Study
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train import BreedInputs, InputSampler, SpacedInputs
+from compss_train import BreedInputs, InputSampler, OGASInputs, SpacedInputs
 from compss_train.buffers import Reservoir
 from compss_train.online.chosen_inputs import COPIES, ChosenInputs
 from compss_train.online.inputs import Inputs
@@ -69,6 +69,11 @@ def breed(study: Study, number: int, seed: int) -> InputSampler:
     return BreedInputs(study.bounds, number, seed=seed)
 
 
+def ogas(study: Study, number: int, seed: int) -> InputSampler:
+    """Return the sampler ``OGASInputs``, with its defaults."""
+    return OGASInputs(study.bounds, number, seed=seed)
+
+
 def sobol(study: Study, number: int, seed: int) -> list[Floats]:
     """Return inputs of a scrambled Sobol sequence."""
     from scipy.stats import qmc  # type: ignore[import-untyped]
@@ -89,6 +94,7 @@ METHODS: dict[str, Method] = {
     "sobol": sobol,
     "spaced": spaced,
     "breed": breed,
+    "ogas": ogas,
 }
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train._utils.validation import check_count, check_non_negative, check_probability
-from compss_train.online.input_samplers import Bounds, BoxSampler
+from compss_train._utils.validation import check_count, check_non_negative
+from compss_train.online.generations import GenerationSampler
+from compss_train.online.input_samplers import Bounds
 from compss_train.online.simulation_table import SimulationTable
 
 _NARROWER = 0.3
@@ -15,7 +16,7 @@ _MOST_TRIES = 10
 """Times that a child is drawn before it is its parent."""
 
 
-class BreedInputs(BoxSampler):
+class BreedInputs(GenerationSampler):
     """Inputs as Melissa's breeder draws them: children of hard inputs, and uniform ones.
 
     The fitness of a simulation is ``table.excess``: how far the losses of its samples were above
@@ -69,39 +70,36 @@ class BreedInputs(BoxSampler):
         breakpoint: int = 10,
         seed: int = 0,
     ) -> None:
-        super().__init__(bounds, number, seed)
-        self._period = check_count("period", period)
+        super().__init__(
+            bounds,
+            number,
+            period=period,
+            start=start,
+            end=end,
+            breakpoint=breakpoint,
+            seed=seed,
+        )
         self._window = self.number if window is None else check_count("window", window)
         self._sigma = check_non_negative("sigma", sigma)
-        self._start = check_probability("start", start)
-        self._end = check_probability("end", end)
-        self._breakpoint = check_count("breakpoint", breakpoint)
         self._parents: NDArray[np.float64] = np.zeros((0, self.parameters))
         """The parents of this generation, in coordinates from 0 to 1."""
         self._fitness: NDArray[np.float64] = np.zeros(0)
         """The probability of each of them."""
 
-    def choose(self, table: SimulationTable) -> NDArray[np.float64]:
-        """Return a child or a uniform input."""
-        generation, place = divmod(self.drawn, self._period)
-        if generation and not place:
-            self._renew_parents(table)
-        share = min(generation - 1, self._breakpoint) / self._breakpoint
-        ratio = self._start + (self._end - self._start) * share
-        if not len(self._parents) or self.random.uniform() >= ratio:
-            self.origin = "uniform"
-            return self.random.uniform(size=self.parameters)
-        self.origin = "child"
-        return self._child(self.random.choice(self._parents, p=self._fitness))
-
-    def _renew_parents(self, table: SimulationTable) -> None:
+    def renew(self, table: SimulationTable) -> None:
         """Let the newest simulations be parents: those whose losses were above a mean at all."""
         excess = table.excess[-self._window :]
         is_fit = (excess > 0) & ~table.failed[-self._window :]
         self._parents = self.begun(table)[-self._window :][is_fit]
         self._fitness = excess[is_fit] / excess[is_fit].sum()
 
-    def _child(self, parent: NDArray[np.float64]) -> NDArray[np.float64]:
+    def can_breed(self) -> bool:
+        """Return whether there is a parent."""
+        return len(self._parents) > 0
+
+    def breed(self) -> NDArray[np.float64]:
+        """Return a child of a parent."""
+        parent: NDArray[np.float64] = self.random.choice(self._parents, p=self._fitness)
         deviation = np.sqrt(self._sigma)
         for _ in range(_MOST_TRIES):
             child = self.random.normal(parent, deviation)
@@ -110,12 +108,11 @@ class BreedInputs(BoxSampler):
             deviation *= np.sqrt(_NARROWER)
         return parent
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what decides the next inputs: also the parents of this generation."""
-        return {**super().state_dict(), "parents": self._parents, "fitness": self._fitness}
+    def generation_state(self) -> dict[str, Any]:
+        """Return the parents of this generation."""
+        return {"parents": self._parents, "fitness": self._fitness}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that ``state_dict`` returned."""
-        super().load_state_dict(state)
+    def load_generation_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state that ``generation_state`` returned."""
         self._parents = state["parents"]
         self._fitness = state["fitness"]

@@ -85,9 +85,9 @@ def test_children_are_near_fit_parents_and_their_share_rises():
         table.set(number, excess=float(number == 3))
         origins.append(sampler.origin)
     assert origins[:10] == ["uniform"] * 10
-    assert origins[50:] == ["child"] * 10
+    assert origins[50:] == ["bred"] * 10
     points = np.array(table.inputs)
-    is_child = np.array(origins) == "child"
+    is_child = np.array(origins) == "bred"
     assert np.abs(points[is_child] - points[3]).max() < 0.05
     shares = is_child[10:].reshape(5, 10).mean(1)
     assert shares[0] < shares[2] < 1

@@ -21,6 +21,7 @@ from compss_train import (
     BufferSpec,
     DistributedTrainer,
     Merge,
+    OGASInputs,
     SampleSender,
     Simulations,
     Solver,
@@ -107,6 +108,10 @@ CASES = {
     "BreedInputs": (
         partial(BreedInputs, bounds=[(0, 1)], number=5),
         "bounds number period window sigma start end breakpoint seed",
+    ),
+    "OGASInputs": (
+        partial(OGASInputs, bounds=[(0, 1)], number=5),
+        "bounds number period start end breakpoint guidance steps seed",
     ),
     "SpacedInputs": (
         partial(SpacedInputs, bounds=[(0, 1)], number=5, network_inputs=network_inputs),
