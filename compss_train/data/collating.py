@@ -27,13 +27,13 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
     ``TypeError`` for other results.
     """
     if pairs[0][1] is None:
-        return _in_tensors(collate([x for x, _ in pairs])), None
+        return in_tensors(collate([x for x, _ in pairs])), None
     if isinstance(collate, PredictionCollate):
         if takes_whole_samples(collate.collate):
             return collate([x for x, _ in pairs]), None
         collate = collate.collate
     if takes_whole_samples(collate):
-        return _in_tensors(collate([_whole(*pair) for pair in pairs])), None
+        return in_tensors(collate([_whole(*pair) for pair in pairs])), None
     try:
         batch = collate(pairs)
     except Exception as error:
@@ -51,7 +51,7 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
             f"collate returned {made} for a list of (x, y); return two, (x, y), where several "
             "inputs or targets are a tuple or a dict, as ((x1, x2), y)"
         )
-    return _in_tensors(batch[0]), _in_tensors(batch[1])
+    return in_tensors(batch[0]), in_tensors(batch[1])
 
 
 def takes_whole_samples(collate: Collate) -> bool:
@@ -82,11 +82,14 @@ def split_targets(made: Any) -> tuple[Any, Any]:
     return made, None
 
 
-def _in_tensors(part: Any) -> Any:
-    """Return x or y of ``collate``; raise ``TypeError`` for arrays, which networks do not take."""
+def in_tensors(part: Any, function: str = "collate") -> Any:
+    """Return x or y that a user's function made.
+
+    Raises ``TypeError`` for arrays, which networks do not take.
+    """
     if any(isinstance(leaf, np.ndarray) for leaf in leaves(part)):
         raise TypeError(
-            "collate returned a numpy array: return tensors, as torch.from_numpy(array)"
+            f"{function} returned a numpy array: return tensors, as torch.from_numpy(array)"
         )
     return part
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from compss_train.data.collating import in_tensors
 from compss_train.engines import nodes
 from compss_train.model.schedule import Schedule
 from compss_train.net import Address, sockets
@@ -75,8 +76,8 @@ class OnlineJob:
         else:
             result = self.options.pairing(*drawn)
             parts = result if isinstance(result, tuple) and len(result) < 3 else (result,)
-            x = parts[0]
-            y = parts[1] if len(parts) > 1 else None
+            x = in_tensors(parts[0], "pairing")
+            y = in_tensors(parts[1], "pairing") if len(parts) > 1 else None
             simulations = np.stack([time_step.simulation for time_step in drawn], 1)
             steps = np.stack([time_step.step for time_step in drawn], 1)
         return Batch(0, worker, position, x=x, y=y, simulations=simulations, steps=steps)

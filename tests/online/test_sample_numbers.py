@@ -268,3 +268,18 @@ def test_a_fit_without_simulations_has_no_numbers(local):
 
     trainer = build_trainer(local, 1, nn.Linear(2, 1), loss=None, training_step=step)
     trainer.fit(np.zeros((8, 2), np.float32), num_epochs=1, batch_size=4, progress=False)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_pairings_return_tensors(part):
+    """numpy makes arrays of the tensors that it is called with."""
+    drawn = [TimeStep(np.zeros(2, int), np.arange(2), torch.zeros(2, 3)) for _ in range(2)]
+
+    def pairing(earlier, later):
+        batch = [earlier.data, later.data]
+        batch[part] = np.concatenate([earlier.data, later.data], axis=1)
+        return tuple(batch)
+
+    options = SimpleNamespace(pairing=pairing)
+    with pytest.raises(TypeError, match="pairing returned a numpy array: return tensors"):
+        OnlineJob.make_batch(SimpleNamespace(options=options), drawn, 0, 0)

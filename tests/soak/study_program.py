@@ -27,6 +27,7 @@ from compss_train import (
     Simulations,
     Solver,
 )
+from compss_train.buffers import TimeStep
 from compss_train.callbacks import Checkpoint
 from tests.helpers.waiting import pause
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
@@ -44,7 +45,14 @@ BUFFERS = {
     "FIRO": {"capacity": 40, "threshold": 10},
     "Reservoir": {"capacity": 60, "threshold": 10},
     "BatchReservoir": {"capacity": 60, "threshold": 10},
+    "SimPairedReservoir": {
+        "capacity": 120,
+        "threshold": 20,
+        "sweep_size": SIMULATIONS + 1,
+        "nb_time_steps": STEPS,
+    },
 }
+RESERVOIRS = ["Reservoir", "BatchReservoir", "SimPairedReservoir"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Study:
         """Return the study of a seed; two of three use FIFO or FIRO, whose samples are counted."""
         draw = random.Random(f"study {seed}")
         return cls(
-            buffer=draw.choice(["FIFO", "FIRO"] * 2 + ["Reservoir", "BatchReservoir"]),
+            buffer=draw.choice(["FIFO", "FIRO"] * 3 + RESERVOIRS),
             workers=draw.choice([1, 2]),
             count=draw.choice([1, 2]),
             is_saved=draw.random() < 0.6,
@@ -75,9 +83,14 @@ class Study:
         )
 
     @property
+    def streams(self) -> int:
+        """How many simulations and senders there are."""
+        return SIMULATIONS + (self.sender is not None)
+
+    @property
     def samples(self) -> int:
         """How many samples all sources have."""
-        return (SIMULATIONS + (self.sender is not None)) * STEPS
+        return self.streams * STEPS
 
 
 def simulate(folder: Path, number: int) -> Iterator[tuple[int, np.ndarray, np.float32]]:
@@ -95,6 +108,11 @@ def solver_sample(first: int, step: int, fields: Any) -> tuple[np.ndarray, np.fl
     return np.array([int(number)]), np.float32(0)
 
 
+def pair(earlier: TimeStep, later: TimeStep) -> tuple[torch.Tensor, Any]:
+    """Return the numbers of both samples, so that both count."""
+    return torch.cat([earlier.data[0], later.data[0]], dim=1), earlier.data[1]
+
+
 class CountingTable(nn.Module):
     """Each sample that it is trained on lowers its weight by one."""
 
@@ -106,7 +124,7 @@ class CountingTable(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         note_process(self.folder, "workers")
         pause(PAUSE)
-        return self.weight[0, x[:, 0]]
+        return self.weight[0, x]
 
 
 def sources(study: Study, folder: Path) -> Simulations:
@@ -125,6 +143,8 @@ def sources(study: Study, folder: Path) -> Simulations:
         port = (folder / "port").read_text()
         options |= {"senders": 1, "address": f"tcp://127.0.0.1:{port}", "token": TOKEN}
         options |= {"senders_timeout": 120}
+    if study.buffer == "SimPairedReservoir":
+        options |= {"pairing": pair}
     return Simulations(simulated, inputs, **options)
 
 
