@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache, wraps
 from math import isfinite
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
 from compss_train.exceptions import SimulationError, WorkerTraceback
 
@@ -241,10 +241,10 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's arguments, with those of a typed dict of keywords."""
     names = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
+        if get_origin(parameter.annotation) is Unpack:
             for typed_dict in get_args(parameter.annotation):
                 names += typed_dict.__annotations__
-        else:
+        elif parameter.kind is not parameter.VAR_KEYWORD:
             names.append(name)
     return names
 
