@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compss_train import BufferSpec
+from tests.helpers.models import assert_same_bits
 from tests.online.fits import fit_and_count, split_range
 from tests.online.simulations import (
     CallAll,
@@ -38,6 +39,22 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
     assert trained == batches.trained(60, fault.at) == [1] * 60
     assert trainer.history[-1]["repetitions"] == [0, 60]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
+
+
+def test_a_killed_worker_goes_on_with_its_average(local, tmp_path):
+    """It has merged what it trained until its last save, and trains the rest once."""
+    options = {"checkpoint_every": 1e-6, "averaging": 0.9, "averaging_unit": "steps"}
+    fault = Fault(35, kill_process, tmp_path)
+    net = CountingNet(60, CallAll((TouchFile(30, until=tmp_path / "52"), fault)))
+    simulate = OneHotSimulation(60, TouchFile(52, tmp_path / "52", until=tmp_path / "fault-35"))
+    disturbed, trained = fit_and_count(local, net, simulate, split_range(60, 10), **options)
+    assert fault.count == 1
+    assert trained == [1] * 60
+    undisturbed, _ = fit_and_count(
+        local, CountingNet(60), OneHotSimulation(60), split_range(60, 10), **options
+    )
+    averages = [fit.get_parameters(averaged=True) for fit in (disturbed, undisturbed)]
+    assert_same_bits(*averages)
 
 
 @dataclass(frozen=True)
