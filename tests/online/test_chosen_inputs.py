@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, InputSampler, Merge, Simulations, SpacedInputs
+from compss_train import (
+    BreedInputs,
+    BufferSpec,
+    InputSampler,
+    Merge,
+    OGASInputs,
+    Simulations,
+    SpacedInputs,
+)
 from tests.helpers.models import ADAM, SGD, assert_same_bits, mlp
 from tests.online.fits import FIFO, build_trainer, online
 from tests.online.simulations import Fault, kill_process, pairing, wait_for_file
@@ -139,14 +147,31 @@ def test_a_sampler_changes_no_bit_of_training(local, needs):
     assert np.isfinite(sampler.tables[-1]["loss"]).all() == (needs is Listed)
 
 
-def test_two_runs_in_lockstep_choose_the_same_inputs_and_have_the_same_bits(local):
-    runs = [fit(local, SpacedInputs([(0, 3)], 14, three_times, seed=4)) for _ in range(2)]
+def spaced():
+    return SpacedInputs([(0, 3)], 14, three_times, seed=4), [*["first"] * 10, *["far and hard"] * 4]
+
+
+def breed():
+    sampler = BreedInputs([(0, 3)], 14, start=1.0, end=1.0, seed=4)
+    return sampler, [*["uniform"] * 10, *["bred"] * 4]
+
+
+def ogas():
+    # The eleventh simulation is the first that begins when ten have a loss.
+    sampler = OGASInputs([(0, 3)], 14, period=11, start=1.0, end=1.0, steps=2, seed=4)
+    return sampler, [*["uniform"] * 11, *["bred"] * 3]
+
+
+@pytest.mark.parametrize("make", [spaced, breed, ogas])
+def test_two_runs_in_lockstep_choose_the_same_inputs_and_have_the_same_bits(local, make):
+    _, origins = make()
+    runs = [fit(local, make()[0]) for _ in range(2)]
     assert_same_bits(*(run.get_parameters() for run in runs))
     first, second = (
         [each for record in run.history for each in record.get("inputs", ())] for run in runs
     )
     assert first == second
-    assert [each["origin"] for each in first] == [*["first"] * 10, *["far and hard"] * 4]
+    assert [draw["origin"] for draw in first] == origins
 
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir", "BatchReservoir"])

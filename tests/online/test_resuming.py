@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 from uuid import uuid4
@@ -21,8 +22,10 @@ from safetensors import safe_open
 from torch import nn
 
 from compss_train import (
+    BreedInputs,
     BufferSpec,
     Gradients,
+    OGASInputs,
     SampleSender,
     Schedule,
     Simulations,
@@ -439,8 +442,14 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
     assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]
 
 
-class KeepsTables(SpacedInputs):
-    """Keeps what it is told of losses at every draw."""
+def some_samples(value):
+    x = np.eye(5, SAMPLES, 2, dtype=np.float32)
+    x[:, :2] = value
+    return x
+
+
+class KeepsTables:
+    """A sampler that keeps what it is told of losses at the last draw."""
 
     def next(self, table):
         columns = table.trained, table.loss, table.first_loss, table.excess
@@ -448,7 +457,28 @@ class KeepsTables(SpacedInputs):
         return super().next(table)
 
 
-def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
+class KeepsSpaced(KeepsTables, SpacedInputs):
+    pass
+
+
+class KeepsBreed(KeepsTables, BreedInputs):
+    pass
+
+
+class KeepsOGAS(KeepsTables, OGASInputs):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(KeepsSpaced, network_inputs=some_samples),
+        partial(KeepsBreed, start=0.5, end=1.0),
+        partial(KeepsOGAS, period=12, start=0.5, end=1.0, steps=2),
+    ],
+    ids=["spaced", "breed", "ogas"],
+)
+def test_a_sampler_goes_on_with_its_draws(local, tmp_path, make):
     """In lockstep a study that was killed has the bits, the inputs and the table of losses of an
     undisturbed one.
     """
@@ -461,7 +491,7 @@ def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
             "callbacks": [Checkpoint(folder), *([] if stop is None else [stop])],
             "progress": False,
         }
-        sampler = KeepsTables([(0, 1), (0, 1)], 30, some_samples, seed=4)
+        sampler = make([(0, 1), (0, 1)], 30, seed=4)
         with suppress(KeyboardInterrupt):
             trainer.fit_online(
                 Simulations(simulate_box, sampler, lockstep=True),
@@ -489,12 +519,6 @@ def simulate_box(value):
     for step, x in enumerate(some_samples(value)):
         pause(0.01)
         yield x, np.array([value[0] * value[1] + step], np.float32)
-
-
-def some_samples(value):
-    x = np.eye(5, SAMPLES, 2, dtype=np.float32)
-    x[:, :2] = value
-    return x
 
 
 def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_lost(local, tmp_path):
