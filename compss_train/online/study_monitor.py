@@ -17,6 +17,8 @@ from compss_train.training.trained_model import TrainedModel
 
 _INTERVAL = 1.0
 """Seconds between two writes."""
+_PAUSES = 50
+"""How many times as long as a write the pause after it is, at least."""
 _WINDOW = 10.0
 """Seconds over which the samples that arrive are counted."""
 
@@ -52,10 +54,11 @@ class StudyMonitor:
 
     def update(self) -> None:
         """Write what the study does, if a second has passed."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _INTERVAL
+        began = time.monotonic()
+        if began >= self._next:
             self._write(RUNNING)
+            ended = time.monotonic()
+            self._next = max(began + _INTERVAL, ended + _PAUSES * (ended - began))
 
     def end(self, state: str) -> None:
         """Write how the study has ended."""

@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class StudyState:
 
     def write(self, folder: Path) -> None:
         """Write it in place of an earlier state; raise ``OSError`` if that fails."""
-        files.write_atomic(folder / STUDY_FILE, strict_json.dumps(asdict(self), indent=1))
+        files.write_atomic(folder / STUDY_FILE, strict_json.dumps(vars(self)))
 
     @property
     def age(self) -> float:

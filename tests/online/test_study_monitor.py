@@ -92,6 +92,7 @@ def run(local, folder, stop=None, inputs=INPUTS, **options):
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     monkeypatch.setattr(study_monitor, "_INTERVAL", 0.0)
+    monkeypatch.setattr(study_monitor, "_PAUSES", 0)
 
 
 def test_a_study_says_what_runs_where_also_when_it_was_stopped_and_goes_on(local, tmp_path):
