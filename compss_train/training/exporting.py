@@ -108,13 +108,16 @@ def _call(spec: TrainingSpec, arrays: params.Parameters, example: DataSource, ro
         work = replace(work, block_passes=(block_pass,), starts=(0,))
     with IN_PROCESS:
         x, output = first_inputs(one_batch(spec, example), arrays, example.load(0), work)
+    parts = []
     for part in leaves(x):
         if not isinstance(part, torch.Tensor):
             raise ValueError(
                 f"the network gets a {type(part).__name__}, and an exported one takes tensors "
                 "only: pad sequences in collate=, and give the network their lengths"
             )
-    return Call(work.samples, x, output)
+        # Of a view, as collate= may make one, the network would take views only.
+        parts.append(part.clone(memory_format=torch.contiguous_format))
+    return Call(work.samples, rebuilt(x, parts), output)
 
 
 def _dynamic_shapes(calls: Calls) -> Any:
@@ -146,7 +149,11 @@ def _program(net: nn.Module, calls: Calls) -> torch.export.ExportedProgram:
         args = tuple(x)
     printed = io.StringIO()  # the graph of a network that cannot be exported
     try:
-        with redirect_stderr(printed), _without_logs("torch.fx.experimental.symbolic_shapes"):
+        with (
+            redirect_stderr(printed),
+            _without_logs("torch.fx.experimental.symbolic_shapes"),
+            _without_fused_attention(),
+        ):
             return torch.export.export(
                 net, args, kwargs, dynamic_shapes=_dynamic_shapes(calls), strict=False
             )
@@ -178,6 +185,32 @@ def _place_in(frames: Sequence[traceback.FrameSummary]) -> str:
     return f" This was {place.filename}, line {place.lineno}: {place.line}."
 
 
+def _name_outputs(graph: Any, names: Sequence[str]) -> None:
+    """Name the outputs of an ONNX graph, if there are as many as names, each a value by itself."""
+    outputs = list(graph.outputs)
+    if len(names) != len(outputs) or len({id(value) for value in outputs}) != len(outputs):
+        return
+    taken = {value.name for value in [*graph.inputs, *graph.initializers.values()]}
+    free_names = [f"{name}_output" if name in taken else name for name in names]
+    for node in graph:
+        for value in node.outputs:
+            if value.name in free_names:
+                value.name = f"{value.name}_inside"
+    for output, name in zip(outputs, free_names, strict=True):
+        output.name = name
+
+
+@contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Have the layers of ``nn.Transformer`` call operations that other programs know, too."""
+    is_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_enabled)
+
+
 @contextmanager
 def _without_logs(logger_name: str) -> Iterator[None]:
     """Show no records of a logger within the block."""
@@ -196,8 +229,17 @@ def _write_onnx(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any
     program = _program(net, calls)
     # Of packages that are not needed, and of what torch itself will change.
     silent = warnings.catch_warnings(action="ignore", category=FutureWarning)
-    with silent, _without_logs("torch.onnx"):
-        exported: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+    try:
+        with silent, _without_logs("torch.onnx"):
+            exported: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+    except torch.onnx.errors.OnnxExporterError as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(
+            f"{type(net).__name__} cannot be written as ONNX, which lacks what it computes: "
+            f"{reason}. Export it to a .pt2 file, or compute this in another way"
+        ) from error
+    if isinstance(calls.compared.output, dict):
+        _name_outputs(exported.model.graph, [*calls.compared.output])
     exported.save(path, external_data=False)
     session = _onnx_package("onnxruntime").InferenceSession(
         path, providers=["CPUExecutionProvider"]

@@ -39,6 +39,16 @@ def program_outputs(path, x):
     return program(torch.from_numpy(x)).detach().numpy()
 
 
+def outputs_of_inputs(path, x):
+    """Return the output of a written network for a tuple of inputs."""
+    if path.suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(path)
+        names = [value.name for value in session.get_inputs()]
+        return session.run(None, dict(zip(names, x, strict=True)))[0]
+    parts = map(torch.from_numpy, x)
+    return torch.export.load(path).module()(*parts).detach().numpy()
+
+
 RUNNERS = {".onnx": onnx_outputs, ".pt2": program_outputs}
 
 
@@ -226,11 +236,86 @@ def test_a_transformer_that_is_told_of_its_mask_is_exported(tmp_path, suffix, ca
     capfd.readouterr()
     trainer.export(path, x)
     assert capfd.readouterr() == ("", "")
-    if suffix == ".onnx":
-        session = pytest.importorskip("onnxruntime").InferenceSession(path)
-        names = [value.name for value in session.get_inputs()]
-        outputs = session.run(None, dict(zip(names, x, strict=True)))[0]
-    else:
-        parts = map(torch.from_numpy, x)
-        outputs = torch.export.load(path).module()(*parts).detach().numpy()
+    outputs = outputs_of_inputs(path, x)
     np.testing.assert_allclose(outputs, trainer.predict(x), rtol=1e-4, atol=1e-5)
+
+
+def split(samples):
+    """Return batches whose inputs are views of whole sequences."""
+    tokens, classes = zip(*samples, strict=True)
+    tokens = torch.stack(tokens)
+    return (tokens[:, 1:], tokens[:, :-1]), torch.stack(classes)
+
+
+def test_inputs_that_are_views_in_batches_are_any_tensors(tmp_path, suffix):
+    trainer = trained(Translator(tgt_is_causal=True), TOKENS, TOKENS[:, 4], collate=split)
+    path = tmp_path / f"net{suffix}"
+    trainer.export(path)
+    x = TOKENS[:7, 1:].copy(), TOKENS[:7, :-1].copy()
+    outputs = outputs_of_inputs(path, x)
+    np.testing.assert_allclose(outputs, trainer.predict(TOKENS[:7]), rtol=1e-4, atol=1e-5)
+
+
+class Padded(nn.Module):
+    """Has a mask, for which torch has an operation of its own in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.last = nn.Linear(8, 20)
+
+    def forward(self, tokens):
+        outputs = self.encoder(self.embedding(tokens), src_key_padding_mask=tokens == 0)
+        return self.last(outputs[:, 0])
+
+
+def test_encoders_with_masks_are_exported(tmp_path, suffix):
+    trainer = trained(Padded(), TOKENS + 1 - (TOKENS == 19), TOKENS[:, 0])
+    assert_as_predicted(trainer, tmp_path / f"net{suffix}", TOKENS[TOKENS[:, 0] > 0])
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Named(nn.Module):
+    """Its outputs have the names of what is computed before them, and of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(X.shape[1], 4)
+
+    def forward(self, x):
+        linear = self.layer(x)
+        return {"relu": linear, "linear": linear.relu(), "x": 2 * linear}
+
+
+def test_onnx_has_the_names_of_outputs(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(Named(), SGD, lambda output, y: output["x"].square().mean())
+    trainer.fit(X, Y, **FIT)
+    trainer.export(tmp_path / "net.onnx")
+    session = runtime.InferenceSession(tmp_path / "net.onnx")
+    assert [value.name for value in session.get_outputs()] == ["relu", "linear", "x_output"]
+    outputs = session.run(None, {"x": X})
+    for output, expected in zip(outputs, trainer.predict(X).values(), strict=True):
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
+
+
+class Bessel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return torch.special.i1(self.net(x))
+
+
+def test_what_onnx_lacks_is_an_error(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    trainer = trained(Bessel())
+    with pytest.raises(ValueError, match=r"cannot be written as ONNX.*bessel_i1.*\.pt2 file"):
+        trainer.export(tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
