@@ -50,11 +50,11 @@ class BreedInputs(GenerationSampler):
     seed:
         Seed of the random numbers.
 
-    Raises ``ValueError`` and ``TypeError`` for other values. Source: Breed (Dymchenko and Raffin,
-    "MelissaDL x Breed: Towards Data-Efficient On-line Supervised Training of Multi-parametric
-    Surrogates with Active Learning", arXiv 2410.05860, 2024) and Melissa's ``DefaultBreeder``, with
-    its defaults. There all inputs that have not been submitted are drawn again in each generation;
-    here an input is drawn when its simulation begins, from the same distribution.
+    Raises ``ValueError`` and ``TypeError`` for other values. Source: Breed ("MelissaDL x Breed:
+    Towards Data-Efficient On-line Supervised Training of Multi-parametric Surrogates with Active
+    Learning", arXiv 2410.05860, 2024) and Melissa's ``DefaultBreeder``, after its documentation and
+    with its defaults. There all inputs that have not been submitted are drawn again in each
+    generation; here an input is drawn when its simulation begins, from the same distribution.
     """
 
     def __init__(
