@@ -20,6 +20,7 @@ from compss_train import (
     DistributedTrainer,
     FileDataset,
     PartialShuffleSampler,
+    SerialEngine,
     SimulationError,
     Simulations,
     SpacedInputs,
@@ -257,6 +258,18 @@ def test_a_solver_with_fewer_steps_has_failed(tmp_path):
         pytest.raises(SimulationError),
     ):
         Simulations(heat_solver(), [1.0], steps=5, retries=0).write(tmp_path, engine="serial")
+
+
+class Blind(SerialEngine):
+    """Can only wait, as COMPSs."""
+
+    def arrived(self, refs):
+        return []
+
+
+def test_an_engine_that_can_only_wait_writes_the_same(tmp_path):
+    files = Simulations(sine, FRACTIONS, count=3).write(tmp_path, engine=Blind())
+    assert samples_in(files) == samples_of(sine, FRACTIONS)
 
 
 # Going on
