@@ -22,7 +22,7 @@ from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address
 from compss_train.online.guard import descendants
 from compss_train.online.solver import Solver, SteppedX
-from compss_train.online.solver_process import NotStartedError
+from compss_train.online.solver_process import NotStartedError, SolverProcess
 from compss_train.online.source_messages import (
     Interrupted,
     SimulationFailed,
@@ -166,7 +166,9 @@ def send_all(
     with watchdog.computing():
         is_solver = isinstance(function, Solver)
         if is_solver:
-            returned = function.run(argument, steps, simulation=stream.number)
+            returned = function.run(
+                argument, steps, simulation=stream.number, on_start=watchdog.watch_output
+            )
         else:
             returned = function(argument)
         if not _yields_samples(returned):
@@ -246,10 +248,16 @@ class Watchdog(Closable):
         """The timeout in force."""
         self._deadline: float | None = None
         """When it is over, while the main thread is computing."""
+        self._solver: SolverProcess | None = None
+        """The program that the main thread waits for, if any."""
         self._closed = threading.Event()
         self._watched_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
+
+    def watch_output(self, process: SolverProcess) -> None:
+        """Let the report have the last lines of a solver's output."""
+        self._solver = process
 
     @contextmanager
     def computing(self, least: float = 0.0) -> Iterator[None]:
@@ -281,7 +289,9 @@ class Watchdog(Closable):
     def _report(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)
         with suppress(OSError):
-            stack = "".join(traceback.format_stack(frame))
+            lines = [] if self._solver is None else self._solver.last_lines()
+            output = "".join(f"  {line}\n" for line in lines)
+            stack = "".join(traceback.format_stack(frame)) + output
             self._stream.notify(TimedOut(self._limit, stack))
             # The process ends now, and ZeroMQ with it: the answer says that the message has left.
             self._stream.update(_ANSWER_SECONDS)

@@ -141,11 +141,16 @@ class Solver:
                     yield sample
 
     def run(
-        self, value: Any, steps: int | None = None, *, simulation: int | None = None
+        self,
+        value: Any,
+        steps: int | None = None,
+        *,
+        simulation: int | None = None,
+        on_start: Callable[[SolverProcess], None] = lambda process: None,
     ) -> Generator[Any]:
         """Yield the same, and ``None`` for a time step that ``sample`` leaves out.
 
-        The file of its output has the number of the ``simulation``.
+        The file of its output has the number of the ``simulation``. ``on_start`` gets the process.
 
         Raises ``ChildProcessError`` also if the executable sends fewer than ``steps`` time steps,
         unless that is ``None``.
@@ -161,6 +166,7 @@ class Solver:
             listener = stack.enter_context(SolverListener(tcp=may_leave_node))
             environment[VARIABLE] = listener.address
             process = stack.enter_context(SolverProcess(command, environment, self.folder, log=log))
+            on_start(process)
             sent = 0
             for step, fields in enumerate(_steps(listener, process)):
                 sample = self.sample(value, step, fields)

@@ -128,9 +128,9 @@ class SolverProcess(Closable):
         elif not what:
             what = f"ended with status {status}"
         kind = NotStartedError if status == guard.NOT_STARTED else ChildProcessError
-        return kind("\n  ".join([f"{self.name} {what}", *self._last_lines()]))
+        return kind("\n  ".join([f"{self.name} {what}", *self.last_lines()]))
 
-    def _last_lines(self) -> list[str]:
+    def last_lines(self) -> list[str]:
         """Return the last lines of the program's output, and where all of it is if that is known.
 
         Of ranks that write files of their own, those of the file that was written last.

@@ -54,7 +54,7 @@ class TimedOut:
     timeout: float
     """Its limit in seconds."""
     stack: str
-    """Where it hangs."""
+    """Where it hangs, and the last lines of a solver's output."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def test_a_solver_that_hangs_ends_with_all_its_processes_and_runs_again(local, t
     simulate = faulty(6, ranks=2)
     options = {"timeout": 3.0, "retries": 9}  # it starts again where that takes longer
     with pytest.warns(
-        UserWarning, match=r"(?s)no sample within 3.0 s; retry \d of 9\n.*solver_messages"
+        UserWarning,
+        match=r"(?s)no sample within 3.0 s; retry \d of 9\n.*solver_messages.*\n  this goes wrong",
     ):
         _, trained = fit_and_count(
             local, CountingNet(6), simulate, inputs("hangs", str(tmp_path / "flag")), **options
