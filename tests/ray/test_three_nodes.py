@@ -2,6 +2,8 @@
 what was run.
 """
 
+import json
+import signal
 import subprocess
 import sys
 
@@ -16,6 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LIMIT = 400
 """Seconds for a program, whose processes may start for minutes on a busy machine."""
+FITS = 50
+"""Fits of a program whose leaks would be seen."""
 PROGRAM = str(ROOT / "tests/ray/three_nodes.py")
 
 
@@ -26,20 +30,21 @@ def cluster():
         yield environment
 
 
-def started(environment, output, how="auto"):
-    command = [sys.executable, PROGRAM, how, str(output)]
+def started(environment, output, place="auto", **options):
+    command = [sys.executable, PROGRAM, place, str(output), json.dumps(options)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, **pipes)
 
 
-def await_end(process):
+def await_end(process, code=0):
     printed, errors = process.communicate(timeout=LIMIT)
-    assert process.returncode == 0, printed + errors
+    assert process.returncode == code, printed + errors
+    return printed
 
 
-def assert_serial_bits(output):
+def assert_serial_bits(output, **options):
     with np.load(output) as parameters:
-        for name, array in train("serial").items():
+        for name, array in train("serial", **options).items():
             np.testing.assert_array_equal(parameters[name], array, err_msg=name)
 
 
@@ -56,3 +61,25 @@ def test_three_programs_at_once_have_the_serial_bits(cluster, tmp_path):
     for program, output in zip(programs, outputs, strict=True):
         await_end(program)
         assert_serial_bits(output)
+
+
+def test_a_thousand_blocks_in_stores_that_hold_a_third_have_the_serial_bits(cluster, tmp_path):
+    options = {"blocks": 1000, "rows": 8000, "width": 8000, "epochs": 1}
+    output = tmp_path / "parameters.npz"
+    await_end(started(cluster, output, **options))
+    assert_serial_bits(output, **options)
+
+
+def test_a_program_that_is_killed_goes_on_in_another_cluster(cluster, tmp_path):
+    output = tmp_path / "parameters.npz"
+    folder = str(tmp_path / "saved")
+    await_end(started(cluster, output, folder=folder, kills=True), code=-signal.SIGKILL)
+    with started_by_hand(cpus=(2, 2)) as environment:
+        await_end(started(environment, output, folder=folder))
+    assert_serial_bits(output)
+
+
+def test_many_fits_leave_nothing_in_the_cluster(cluster, tmp_path):
+    printed = await_end(started(cluster, tmp_path, "leaks", fits=FITS, epochs=1))
+    early, late = json.loads(printed.splitlines()[-1])
+    assert early == late
