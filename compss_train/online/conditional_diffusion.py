@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compss_train.online.small_networks import minimized, mlp, new_weights
+from compss_train.online.small_networks import DTYPE, minimized, mlp, new_weights
 
 _NOISE_STEPS = 100
 """Steps from an input to noise."""
@@ -35,7 +35,7 @@ class ConditionalDiffusion:
         self._parameters = parameters
         features = parameters + 2 * _FREQUENCIES + 2
         self._weights = new_weights([features, _WIDTH, _WIDTH, _WIDTH, parameters], generator)
-        times = torch.arange(_NOISE_STEPS + 1) / _NOISE_STEPS
+        times = torch.arange(_NOISE_STEPS + 1, dtype=DTYPE) / _NOISE_STEPS
         signal = torch.cos((times + 0.008) / 1.008 * torch.pi / 2) ** 2
         betas = (1 - signal[1:] / signal[:-1]).clamp(max=0.999)
         self._alphas = 1 - betas
@@ -56,11 +56,12 @@ class ConditionalDiffusion:
         def batch_loss() -> Tensor:
             rows = torch.randint(len(points), (_BATCH,), generator=generator)
             times = torch.randint(_NOISE_STEPS, (_BATCH,), generator=generator)
-            noise = torch.randn(_BATCH, self._parameters, generator=generator)
-            is_known = torch.rand(_BATCH, generator=generator) >= _UNCONDITIONAL
+            noise = self._normal(_BATCH, generator)
+            chances = torch.rand(_BATCH, generator=generator, dtype=DTYPE)
+            is_known = (chances >= _UNCONDITIONAL).to(DTYPE)
             signal = self._signal[times, None]
             noisy = signal.sqrt() * points[rows] + (1 - signal).sqrt() * noise
-            predicted = self._noise(noisy, times, conditions[rows], is_known.float())
+            predicted = self._noise(noisy, times, conditions[rows], is_known)
             return (weights[rows] * (predicted - noise).square().mean(1)).mean()
 
         self._weights = minimized(self._weights, batch_loss, steps=steps, rate=_RATE)
@@ -69,8 +70,8 @@ class ConditionalDiffusion:
     def draw(self, conditions: Tensor, guidance: float, generator: torch.Generator) -> Tensor:
         """Return a point for each condition, which may lie outside the box."""
         size = len(conditions)
-        points = torch.randn(size, self._parameters, generator=generator)
-        known = torch.ones(size)
+        points = self._normal(size, generator)
+        known = torch.ones(size, dtype=DTYPE)
         for step in reversed(range(_NOISE_STEPS)):
             times = torch.full((size,), step)
             conditional = self._noise(points, times, conditions, known)
@@ -80,13 +81,17 @@ class ConditionalDiffusion:
             signal = self._signal[step]
             points = (points - (1 - alpha) / (1 - signal).sqrt() * noise) / alpha.sqrt()
             if step:
-                fresh = torch.randn(size, self._parameters, generator=generator)
-                points = points + (1 - alpha).sqrt() * fresh
+                points = points + (1 - alpha).sqrt() * self._normal(size, generator)
         return points
+
+    def _normal(self, size: int, generator: torch.Generator) -> Tensor:
+        """Return points of noise."""
+        return torch.randn(size, self._parameters, generator=generator, dtype=DTYPE)
 
     def _noise(self, noisy: Tensor, times: Tensor, conditions: Tensor, known: Tensor) -> Tensor:
         """Predict the noise in points; a condition that is not ``known`` counts as none."""
-        angles = times[:, None] / _NOISE_STEPS * torch.pi * 2.0 ** torch.arange(_FREQUENCIES)
+        frequencies = 2.0 ** torch.arange(_FREQUENCIES, dtype=DTYPE)
+        angles = times[:, None].to(DTYPE) / _NOISE_STEPS * torch.pi * frequencies
         hidden = torch.stack([conditions * known, known], 1)
         return mlp(self._weights, torch.cat([noisy, angles.sin(), angles.cos(), hidden], 1))
 

@@ -11,7 +11,13 @@ from compss_train.online.conditional_diffusion import ConditionalDiffusion
 from compss_train.online.generations import GenerationSampler
 from compss_train.online.input_samplers import Bounds
 from compss_train.online.simulation_table import SimulationTable
-from compss_train.online.small_networks import minimized, mlp, new_weights
+from compss_train.online.small_networks import (
+    DTYPE,
+    minimized,
+    mlp,
+    new_weights,
+    on_cpu_with_gradients,
+)
 
 _LEAST = 10
 """Simulations with a loss before the model learns."""
@@ -88,25 +94,30 @@ class OGASInputs(GenerationSampler):
         )
         self._guidance = check_non_negative("guidance", guidance)
         self._steps = check_count("steps", steps)
-        self._model = ConditionalDiffusion(self.parameters, self._generator())
+        with on_cpu_with_gradients():
+            self._model = ConditionalDiffusion(self.parameters, self._generator())
         self._ready: NDArray[np.float64] = np.zeros((0, self.parameters))
         """Inputs that the model has drawn for this generation, in coordinates from 0 to 1."""
 
     def _generator(self) -> torch.Generator:
         """Return a generator of torch whose seed is the next random number."""
-        return torch.Generator().manual_seed(int(self.random.integers(2**63)))
+        return torch.Generator("cpu").manual_seed(int(self.random.integers(2**63)))
 
     def renew(self, table: SimulationTable) -> None:
         """Train the model on the simulations that have a loss, and let it draw."""
         self._ready = self._ready[:0]
+        with on_cpu_with_gradients():
+            self._learn(table)
+
+    def _learn(self, table: SimulationTable) -> None:
         is_known = np.isfinite(table.loss)
         difficulty = np.sqrt(np.maximum(table.loss[is_known], 0))
         spread = np.ptp(difficulty) if len(difficulty) >= _LEAST else 0
         if not spread:
             return
         generator = self._generator()
-        points = torch.from_numpy(2 * self.begun(table)[is_known] - 1).float()
-        conditions = torch.from_numpy((difficulty - difficulty.min()) / spread).float()
+        points = torch.from_numpy(2 * self.begun(table)[is_known] - 1).to(DTYPE)
+        conditions = torch.from_numpy((difficulty - difficulty.min()) / spread).to(DTYPE)
         weights = _uniform_to_drawn(points, generator)
         self._model.train(points, conditions, weights, steps=self._steps, generator=generator)
         chances = weights * conditions
@@ -151,10 +162,10 @@ def _uniform_to_drawn(points: torch.Tensor, generator: torch.Generator) -> torch
     """
     size, parameters = points.shape
     weights = new_weights([parameters, 64, 64, 1], generator)
-    labels = torch.cat([torch.ones(size), torch.zeros(size)])
+    labels = torch.cat([torch.ones(size, dtype=DTYPE), torch.zeros(size, dtype=DTYPE)])
 
     def batch_loss() -> torch.Tensor:
-        uniform = 2 * torch.rand(size, parameters, generator=generator) - 1
+        uniform = 2 * torch.rand(size, parameters, generator=generator, dtype=DTYPE) - 1
         logits = mlp(weights, torch.cat([points, uniform])).flatten()
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
 

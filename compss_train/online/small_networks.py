@@ -1,10 +1,11 @@
 """Small networks as functions of their weights, which samplers of inputs train in between.
 
 Weights and random numbers are given, so that nothing depends on torch's global generator, and
-nothing changes it.
+nothing changes it. Nor does anything depend on the program's default dtype, device and grad mode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -12,13 +13,25 @@ from torch import Tensor
 from torch.nn import functional
 
 
+DTYPE = torch.float32
+"""The dtype of weights and random numbers."""
+
+
+@contextmanager
+def on_cpu_with_gradients() -> Iterator[None]:
+    """Compute on the CPU and with gradients in the block, whatever the program has set."""
+    with torch.device("cpu"), torch.inference_mode(mode=False):
+        yield
+
+
 def new_weights(sizes: Sequence[int], generator: torch.Generator) -> list[Tensor]:
     """Return the weights and biases of an MLP with layers of these sizes, in turn."""
     weights: list[Tensor] = []
     for inputs, outputs in pairwise(sizes):
         bound = inputs**-0.5  # that of torch.nn.Linear
-        weights.append((2 * torch.rand(outputs, inputs, generator=generator) - 1) * bound)
-        weights.append((2 * torch.rand(outputs, generator=generator) - 1) * bound)
+        for shape in ((outputs, inputs), (outputs,)):
+            uniform = torch.rand(shape, generator=generator, dtype=DTYPE)
+            weights.append((2 * uniform - 1) * bound)
     return weights
 
 

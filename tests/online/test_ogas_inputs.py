@@ -128,3 +128,31 @@ def test_a_small_network_is_that_of_torch():
 def test_invalid_options_are_errors(options, name, raises):
     with raises(ValueError, name):
         OGASInputs(BOUNDS, 3, **options)
+
+
+@pytest.fixture
+def program_settings():
+    """Restore what a program may set in torch."""
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("program_settings")
+@pytest.mark.parametrize("setting", ["float64", "bfloat16", "device", "no_grad", "inference_mode"])
+def test_the_settings_of_the_program_change_nothing(setting):
+    """Programs set torch for their network, which is no matter of the sampler's small ones."""
+    sampler, expected = made(4)
+    begin_all(sampler, expected, in_box)
+    grad_mode = torch.enable_grad()
+    if setting in ("float64", "bfloat16"):
+        torch.set_default_dtype(getattr(torch, setting))
+    elif setting == "device":
+        torch.set_default_device("meta")
+    else:
+        grad_mode = getattr(torch, setting)()
+    with grad_mode:
+        sampler, table = made(4)
+        begin_all(sampler, table, in_box)
+    np.testing.assert_array_equal(table.inputs, expected.inputs)
