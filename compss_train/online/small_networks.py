@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
 DTYPE = torch.float32
 """The dtype of weights and random numbers."""
 
