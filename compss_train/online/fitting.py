@@ -199,6 +199,8 @@ class OnlineFit(Fit, FitRun):
                 raise
             finally:
                 model.run = None
+                if model.hyperparameters is not None:
+                    model.hyperparameters.settle()
 
     def _tell_end(self, status: str) -> None:
         """Tell other programs how the study has ended."""

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -67,6 +67,8 @@ class HyperparameterChanges:
         self._built = built
         self._changes: list[SetValues] = []
         """In ascending order of their rounds."""
+        self._is_new = False
+        """Whether values were set that no fit has had."""
 
     def at(self, number: int) -> SetValues | None:
         """Return what holds in a round; ``None`` for what the network was built with."""
@@ -80,8 +82,27 @@ class HyperparameterChanges:
 
     def settle(self) -> None:
         """Let what was set last hold at once, as a fit has ended that had rounds ahead."""
+        self._is_new = False
         if self._changes:
             self._changes = [replace(self._changes[-1], round=0)]
+
+    def lost_in(self, loaded: Self) -> dict[str, tuple[Any, Any]]:
+        """Return the values for the next fit that a checkpoint has replaced, each with its own.
+
+        It is ``None`` for an attribute that is as it was built. There are no values if the
+        checkpoint's fit has had the same ones, as that of a program that is run again.
+        """
+        last = self.last
+        if last is None or not self._is_new:
+            return {}
+        if any(replace(change, round=last.round) == last for change in loaded._changes):
+            return {}
+        in_checkpoint = loaded.current()
+        return {
+            name: (value, in_checkpoint.get(name))
+            for name, value in self.current().items()
+            if value != in_checkpoint.get(name)
+        }
 
     def set(
         self,
@@ -117,6 +138,7 @@ class HyperparameterChanges:
             attributes={**attributes_before, **checked_attributes},
         )
         self._changes = [*earlier, change]
+        self._is_new = True
 
     def current(self) -> dict[str, Any]:
         """Return the hyperparameters by name; ``DistributedTrainer.hyperparameters`` says how."""

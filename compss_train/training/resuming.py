@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.nested import leaves
+from compss_train._utils.validation import warn_user
 from compss_train.model import parameters as params
 from compss_train.model.model_state import model_state
 from compss_train.model.net_optimizers import make_optimizer
@@ -193,15 +194,16 @@ def _check_optimizers(snapshot: Snapshot, model: TrainedModel) -> None:
 def load(snapshot: Snapshot, session: Session) -> None:
     """Continue from the state of a checkpoint that has been checked.
 
-    Raises ``ValueError`` for attributes that were set and are not there now.
+    Warns of hyperparameters that were set for the next fit where the checkpoint has others. Raises
+    ``ValueError`` for attributes that were set and are not there now.
     """
     model = session.model
     changed_options = _changed_options(snapshot, model)
-    hyperparameters = None
-    if snapshot.hyperparameters:
-        hyperparameters = HyperparameterChanges(model.built)
-        hyperparameters.load_state(snapshot.hyperparameters, changed_options)
-    model.hyperparameters = hyperparameters
+    hyperparameters = HyperparameterChanges(model.built)
+    hyperparameters.load_state(snapshot.hyperparameters, changed_options)
+    if model.hyperparameters is not None:
+        _warn_of_lost_values(model.hyperparameters.lost_in(hyperparameters))
+    model.hyperparameters = hyperparameters if snapshot.hyperparameters else None
     model.parameters = params.copy_of(
         {name: snapshot.parameters[name] for name in model.parameters}
     )
@@ -220,6 +222,20 @@ def load(snapshot: Snapshot, session: Session) -> None:
         steps = training_spec.validation_step is not None
         model.state = model_state(worker.module_buffers, worker.attributes, steps=steps)
     session.set_state(TrainingState(workers, _merge_state(snapshot, model)))
+
+
+def _warn_of_lost_values(lost: Mapping[str, tuple[Any, Any]]) -> None:
+    if not lost:
+        return
+    replaced = []
+    for name, (value, in_checkpoint) in lost.items():
+        other = "that of build" if in_checkpoint is None else in_checkpoint
+        replaced.append(f"{name} {value} by {other}")
+    warn_user(
+        "set_hyperparameters was called before a checkpoint was loaded, whose values replace those "
+        f"that were set: {', '.join(replaced)}; call it in on_fit_start of the fit that goes on, "
+        "or after restore"
+    )
 
 
 def _changed_options(snapshot: Snapshot, model: TrainedModel) -> list[dict[str, Any]]:

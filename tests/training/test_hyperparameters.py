@@ -1,6 +1,7 @@
 """Hyperparameters that are set during a fit: the bits of a plain loop that sets ``group["lr"]``."""
 
 import copy
+import re
 from functools import partial
 
 import pytest
@@ -431,3 +432,49 @@ def test_a_restored_trainer_goes_on_with_the_values(tmp_path):
     assert restored.hyperparameters["lr"] == 0.003
     fit(restored, num_epochs=1)
     assert restored.history[-1]["lr"] == 0.003
+
+
+BETAS = {"betas": (0.8, 0.9), "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize("saved", [{}, BETAS])
+@pytest.mark.parametrize("loaded", ["resume", "restore"])
+def test_values_that_a_checkpoint_replaces_are_a_warning(tmp_path, saved, loaded):
+    """Also where the checkpoint's fit had set none."""
+    before = trainer_of()
+    if saved:
+        before.set_hyperparameters(**saved)
+    fit(before, Checkpoint(tmp_path), num_epochs=1)
+    later = trainer_of()
+    later.set_hyperparameters(betas=(0.7, 0.9))
+    in_checkpoint = before.hyperparameters["betas"]
+    load = {
+        "restore": partial(later.restore, tmp_path),
+        "resume": partial(fit, later, resume=tmp_path, num_epochs=2),
+    }
+    words = re.escape(f"betas (0.7, 0.9) by {in_checkpoint}")
+    with pytest.warns(UserWarning, match=words):
+        load[loaded]()
+    assert later.hyperparameters == before.hyperparameters
+
+
+def test_a_program_that_is_run_again_sets_its_values_again(tmp_path):
+    """The resumed fit goes on with what a callback has set since, without a warning."""
+    plan = {0: [{"lr": 0.003}], 3: [{"lr": 0.002}]}
+    whole = trainer_of()
+    whole.set_hyperparameters(**BETAS)
+    fit(whole, Setter(plan), Checkpoint(tmp_path, keep=9), num_epochs=6)
+    for path in [*list_checkpoints(tmp_path).values()][1:]:
+        again = trainer_of()
+        again.set_hyperparameters(**BETAS)
+        fit(again, Setter(plan), resume=path, num_epochs=6)
+        assert_alike(again, whole)
+
+
+def test_a_trainer_that_returns_to_its_checkpoint_is_told_nothing(tmp_path):
+    trainer = trainer_of()
+    trainer.set_hyperparameters(**BETAS)
+    fit(trainer, Setter({0: [{"lr": 0.003}]}), Checkpoint(tmp_path, keep=9), num_epochs=3)
+    first, *_ = list_checkpoints(tmp_path).values()
+    trainer.restore(first)
+    assert trainer.hyperparameters["betas"] == BETAS["betas"]
