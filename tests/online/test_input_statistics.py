@@ -85,7 +85,6 @@ def test_statistics_have_the_form_of_an_input(low, high, mean):
         (np.zeros(2), 3.0),
         (np.array([1j]),),
     ],
-    ids=repr,
 )
 def test_other_inputs_have_none(inputs):
     statistics = statistics_of(*inputs, inputs[0])
