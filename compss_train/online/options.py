@@ -147,9 +147,9 @@ class Simulations:
 
         Returns the names of all files in the order of the inputs; a simulation without samples has
         none. Raises ``ValueError`` for an ``InputSampler`` and senders, which need a fit, for other
-        inputs than those of the folder, and for a folder with other files; ``SimulationError`` if
-        no simulation is complete, or if samples differ in shape or dtype; and ``OSError`` if a
-        file cannot be written or another program writes to the folder.
+        inputs or ``steps`` than those of the folder, and for a folder with other files;
+        ``SimulationError`` if no simulation is complete, or if samples differ in shape or dtype;
+        and ``OSError`` if a file cannot be written or another program writes to the folder.
         """
         from compss_train.online.simulation_writer import SimulationWriter  # needs pyzmq
 

@@ -31,6 +31,9 @@ class SimulationRecord:
     failed: str | None = None
     """Why it was given up; ``None`` for a complete one."""
 
+    def __str__(self) -> str:
+        return f"simulation {self.simulation} of input {self.input}"
+
 
 class SimulationRecords:
     """The records of a folder, by simulation; those that were given up are run again."""
@@ -55,7 +58,8 @@ class SimulationRecords:
                 self._complete[record.simulation] = record
 
     def _read(self) -> Iterator[SimulationRecord]:
-        *lines, cut_off = self._path.read_text(encoding="utf-8").split("\n")
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        *lines, cut_off = text.split("\n")
         for number, line in enumerate(lines, 1):
             try:
                 yield SimulationRecord(**json.loads(line))
@@ -79,13 +83,18 @@ class SimulationRecords:
         """The simulations that are complete, in order."""
         return [self._complete[number] for number in sorted(self._complete)]
 
-    def check_input(self, simulation: int, value: object, input_hash: int) -> None:
-        """Raise ``ValueError`` if a complete simulation was one of another input."""
+    def check(self, simulation: int, value: object, input_hash: int, steps: int | None) -> None:
+        """Raise ``ValueError`` if a complete simulation had another input, or not these steps."""
         record = self._complete[simulation]
         if record.input_hash != input_hash:
             raise ValueError(
                 f"the input of simulation {simulation} was {record.input} in {self._path}, and is "
                 f"{shown(value)}; give the same inputs, in the same order, or another folder"
+            )
+        if steps is not None and record.steps != steps:
+            raise ValueError(
+                f"{record} has {record.steps} steps in {self._path}, and steps= says {steps}: "
+                f"remove {record.file or 'its line'} to run it again, or give its steps"
             )
 
     def check_number(self, simulations: int) -> None:

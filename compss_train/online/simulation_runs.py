@@ -16,7 +16,7 @@ from compss_train.online.inputs import BEGUN, Inputs, shown
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
-from compss_train.online.solver import Solver
+from compss_train.online.solver_steps import SolverSteps
 from compss_train.online.source_failures import SourceFailure
 from compss_train.online.source_messages import (
     Finished,
@@ -100,10 +100,7 @@ class SimulationRuns:
         """That of the first simulation that was given up."""
         self._given_up_at = 0.0
         """When the last one was given up."""
-        self._first_steps: tuple[str, int] | None = None
-        """The first simulation that was complete, and its number of time steps."""
-        self._has_warned_of_steps = False
-        """Whether there was a warning of others."""
+        self._solver_steps = SolverSteps(self._options.simulate)
         self._places: set[str] = set()
         """Where simulations failed whose traceback was shown."""
 
@@ -331,7 +328,8 @@ class SimulationRuns:
         simulation.task = None
         match message:
             case Finished(samples, steps):
-                self._compare(simulation, steps)
+                if steps is not None and self._options.steps is None:
+                    self._solver_steps.compare(str(simulation), steps)
                 repeats = self._finished(simulation, samples, lost_workers)
             case SimulationFailed():
                 repeats = self._failed(simulation, message)
@@ -339,25 +337,6 @@ class SimulationRuns:
                 repeats = True
         if repeats:
             self._repeat(simulation)
-
-    def _compare(self, simulation: Simulation, steps: int | None) -> None:
-        """Warn once of solvers that differ in their steps, unless it is known how many they have.
-
-        A function is free to yield as many samples as it likes.
-        """
-        if steps is None or self._options.steps is not None:
-            return
-        if self._first_steps is None:
-            self._first_steps = (str(simulation), steps)
-        first, first_steps = self._first_steps
-        is_solver = isinstance(self._options.simulate, Solver)
-        if is_solver and steps != first_steps and not self._has_warned_of_steps:
-            self._has_warned_of_steps = True
-            warn_user(
-                f"{simulation} has ended after {steps} time steps, and {first} after "
-                f"{first_steps}: if one of them is not complete, give Simulations(..., steps=), a "
-                "number or a function of the input, and it has failed and runs again"
-            )
 
     def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
         """Mark a simulation as done; return True if it has to run again for a worker's samples."""

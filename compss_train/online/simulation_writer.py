@@ -18,6 +18,7 @@ from compss_train.online import simulation_file
 from compss_train.online.inputs import SHOWN, hash_of, shown
 from compss_train.online.simulation_file import SimulationWritten, write_simulation
 from compss_train.online.simulation_records import SimulationRecord, SimulationRecords
+from compss_train.online.solver_steps import SolverSteps
 from compss_train.online.source_failures import SourceFailure
 from compss_train.online.source_messages import SimulationFailed
 
@@ -73,6 +74,7 @@ class SimulationWriter:
                 "format='npy': its files hold one array, and simulations have x, y and step; "
                 "choose npz, npz-compressed, pt or h5"
             )
+        self._solver_steps = SolverSteps(self.simulate)
         self._suffix = f".{self.format.partition('-')[0]}"
 
     def write(self, engine: str | Engine) -> list[str]:
@@ -94,6 +96,8 @@ class SimulationWriter:
             records.begin()
             if records.complete:
                 say(f"{self.folder} has {len(records.complete)} simulations; going on")
+            for record in records.complete[:1]:
+                self._solver_steps.compare(str(record), record.steps)
             with engine.scope():
                 self._run(engine, records)
             self._report(records)
@@ -156,7 +160,7 @@ class SimulationWriter:
         for number, value in enumerate(self.inputs):
             input_hash = hash_of(value)
             if number in records:
-                records.check_input(number, value, input_hash)
+                records.check(number, value, input_hash, self.steps_of(value))
             else:
                 yield _Run(number, value, input_hash)
         if number < 0:
@@ -194,6 +198,8 @@ class SimulationWriter:
             self._failed(run, outcome, records)
             return
         self._check_layout(run, outcome, records)
+        if self.steps_of(run.value) is None:
+            self._solver_steps.compare(str(run), outcome.steps)
         records.add(
             SimulationRecord(
                 simulation=run.number,
@@ -214,8 +220,8 @@ class SimulationWriter:
             return
         (self.folder / self._name(run)).unlink(missing_ok=True)
         raise SimulationError(
-            f"{run} yielded what does not fit: samples of {written.layout}, and simulation "
-            f"{first.simulation} of input {first.input} has samples of {first.layout}"
+            f"{run} yielded what does not fit: samples of {written.layout}, and {first} has "
+            f"samples of {first.layout}"
         )
 
     def _failed(self, run: _Run, failed: SimulationFailed, records: SimulationRecords) -> None:

@@ -260,6 +260,46 @@ def test_a_solver_with_fewer_steps_has_failed(tmp_path):
         Simulations(heat_solver(), [1.0], steps=5, retries=0).write(tmp_path, engine="serial")
 
 
+def half_as_many(value):
+    """Steps of a solver that ends early, with one input as if it were complete."""
+    return STEPS // 2 if value == 0.75 else STEPS
+
+
+def ending_early():
+    command = [*mpirun(1, compiled("mpicc", "heat.c")), "{value}", "{steps}", str(CELLS)]
+    return solver(command, lambda value, step, fields: np.float32([step]))
+
+
+def test_solvers_that_differ_in_their_steps_are_a_warning(tmp_path):
+    """As in a fit; also compared with what an earlier program has written."""
+    inputs = [{"value": value, "steps": half_as_many(value)} for value in [0.5, 0.75, 1.0]]
+    simulate = ending_early()
+    words = r"simulation 1 of .* ended after 2 time steps, and simulation 0 of .* after 4: "
+    with pytest.warns(UserWarning, match=words) as warned:
+        Simulations(simulate, inputs).write(tmp_path / "a", engine="serial")
+    assert len(warned) == 1
+    Simulations(simulate, inputs[:1]).write(tmp_path / "b", engine="serial")
+    with pytest.warns(UserWarning, match=words):
+        Simulations(simulate, inputs).write(tmp_path / "b", engine="serial")
+    Simulations(simulate, inputs, steps=lambda value: value["steps"]).write(tmp_path / "c")
+
+
+def test_complete_simulations_have_the_steps_of_a_later_call(tmp_path, raises):
+    """Those written without ``steps`` may have ended early."""
+    files = Simulations(sine, [0.25, 0.5]).write(tmp_path, engine="serial")
+    steps = [2, 3]
+    with raises(ValueError, "steps="):
+        Simulations(sine, [0.25, 0.5], steps=3).write(tmp_path, engine="serial")
+    known = Simulations(sine, [0.25, 0.5], steps=lambda value: steps[int(4 * value) - 1])
+    assert known.write(tmp_path, engine="serial") == files
+
+
+def test_a_file_that_is_no_record_is_named(tmp_path):
+    (tmp_path / "simulations.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match=r"line 1 of .*simulations.jsonl is no record"):
+        Simulations(sine, [0.25]).write(tmp_path, engine="serial")
+
+
 class Blind(SerialEngine):
     """Can only wait, as COMPSs."""
 
