@@ -772,7 +772,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         attributes:
             Numbers that objects of ``build`` keep in attributes, by paths: ``{"loss.weight":
             0.5}``, ``{"training_step.beta": 0.1}``, ``{"network.dropout.p": 0.2}``. They are set
-            before each round, and seen in validation.
+            before each round, and seen in validation; between fits ``evaluate`` and ``model`` see
+            them at once.
 
         Raises ``ValueError`` for an unknown name, which lists those accepted, for what is no finite
         number or not accepted by the optimizer, for what a schedule decides itself, such as the
@@ -784,6 +785,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         first_round = 0 if model.run is None else model.run.first_open_round()
         changes.set(first_round, options, group=group, attributes=attributes)
         model.hyperparameters = changes
+        if model.run is None and attributes:
+            model.show_attributes({path: changes.current()[path] for path in attributes})
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

@@ -194,9 +194,13 @@ class SolverClient:
         arrives. The text of rank 0 counts.
 
         Raises ``ValueError`` for a field that was not declared and another number of values,
-        ``TypeError`` for what is no real number, and ``ConnectionError`` if the fit has ended.
+        ``TypeError`` for values that are no real numbers and a text that is no ``str``, and
+        ``ConnectionError`` if the fit has ended.
         """
         try:
+            if not isinstance(text, str):
+                kind = type(text).__name__
+                raise TypeError(f"the text of {field!r} is a {kind}; give a str, as of json.dumps")
             whole = self._whole(field, values)
             number = self._fields[field].number
             if whole is not None:

@@ -66,8 +66,9 @@ class InputStatistics:
         if not total:
             return None
         values = self._rows[simulations[is_known]]
-        mean = weights @ values / total
-        variance = weights @ np.square(values - mean) / total
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite inputs have no spread
+            mean = weights @ values / total
+            variance = weights @ np.square(values - mean) / total
         return {"mean": self._as_input(mean), "std": self._as_input(np.sqrt(variance))}
 
     def _as_input(self, numbers: NDArray[np.float64]) -> Any:
@@ -84,7 +85,7 @@ def _arrays_of(value: Any) -> list[NDArray[np.float64]]:
     for leaf in leaves(value)[: MOST_NUMBERS + 1]:
         try:
             array = np.asarray(leaf)
-        except (TypeError, ValueError, RuntimeError):  # such as a tensor on a GPU
+        except Exception:  # of a tensor on a GPU, or whatever an object of the program raises
             return []
         if array.dtype.kind not in "biuf":
             return []

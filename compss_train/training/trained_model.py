@@ -1,7 +1,7 @@
 """``TrainedModel``: a trainer's network, its global parameters and its history."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,13 @@ from compss_train.exceptions import NotBuiltError
 from compss_train.model import copies
 from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
-from compss_train.model.model_state import ModelState, of_network, restore, without_not_kept
+from compss_train.model.model_state import (
+    ModelState,
+    model_state,
+    of_network,
+    restore,
+    without_not_kept,
+)
 from compss_train.model.task_globals import GlobalUsers, global_users
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
@@ -149,6 +155,15 @@ class TrainedModel:
                 'merge=Merge(averaging="ema"), and fit_online averaging_unit="steps", too'
             )
         return average
+
+    def show_attributes(self, attributes: Mapping[str, float]) -> None:
+        """Let inference see attributes that were set after the last round."""
+        seen: ModelState = self.state or {"buffers": None, "attributes": None}
+        self.state = model_state(
+            seen["buffers"],
+            {**(seen["attributes"] or {}), **attributes},
+            steps=self.built.training_spec.validation_step is not None,
+        )
 
     @property
     def reports(self) -> Sequence[Measured]:

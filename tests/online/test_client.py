@@ -11,6 +11,7 @@ from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge, Simulations
 from compss_train.cli.solvers import PYTHON
+from compss_train.online.client import SolverClient
 from tests.online.solvers.compiled import SOURCES, mpirun, solver
 from tests.online.test_solver import take_all
 
@@ -88,6 +89,15 @@ def test_a_solver_by_itself_needs_the_variable_or_none():
     assert b"No such file" in run(COMPSS_TRAIN_SOLVER="/no/where").stderr
     assert b"is no address" in run(COMPSS_TRAIN_SOLVER="nowhere").stderr
     assert run(COMPSS_TRAIN_SOLVER="none").returncode == 0
+
+
+def test_a_text_of_another_type_is_an_error(monkeypatch, raises):
+    monkeypatch.setenv("COMPSS_TRAIN_SOLVER", "none")
+    solver = SolverClient()
+    solver.init("u", 2)
+    for text in ({"time": 0.5}, None):
+        with raises(TypeError, "'u'"):
+            solver.send("u", [1.0, 2.0], text)
 
 
 STEPS = 30

@@ -69,10 +69,18 @@ def test_statistics_have_the_form_of_an_input(low, high, mean):
     assert record["mean"] == mean
 
 
+class Guarded:
+    """An input that is not to be read as an array."""
+
+    def __array__(self, *arguments, **options):
+        raise LookupError("which of its arrays?")
+
+
 @pytest.mark.parametrize(
     "inputs",
     [
         ("text",),
+        (Guarded(),),
         ({"mesh": "fine", "rate": 1.0},),
         (None,),
         ((),),
@@ -89,6 +97,14 @@ def test_statistics_have_the_form_of_an_input(low, high, mean):
 def test_other_inputs_have_none(inputs):
     statistics = statistics_of(*inputs, inputs[0])
     assert statistics.of_buffers([np.array([[0, 3]])]) is None
+
+
+@pytest.mark.parametrize("large", [np.inf, 1e200])
+def test_numbers_without_a_spread_have_none(large):
+    """And no warnings, which would be in the output of the study once a second."""
+    record = statistics_of(large, 1.0).of_buffers([np.array([[0, 1], [1, 1]])])
+    assert record["mean"] == large / 2
+    assert not np.isfinite(record["std"])
 
 
 def test_samples_of_other_programs_do_not_count():

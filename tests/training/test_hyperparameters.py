@@ -478,3 +478,29 @@ def test_a_trainer_that_returns_to_its_checkpoint_is_told_nothing(tmp_path):
     first, *_ = list_checkpoints(tmp_path).values()
     trainer.restore(first)
     assert trainer.hyperparameters["betas"] == BETAS["betas"]
+
+
+def test_inference_between_fits_sees_the_attributes_at_once():
+    """Also before the first fit, and when a value is set back."""
+    trainer = trainer_of(loss=Penalized(0.1))
+
+    def loss():
+        return trainer.evaluate(X, Y)["loss"]
+
+    def loss_with(weight):
+        trainer.set_hyperparameters(attributes={"loss.weight": weight})
+        return loss()
+
+    first = loss()
+    assert loss_with(2.0) > first
+    assert loss_with(0.1) == first
+    fit(trainer, num_epochs=1)
+    second = loss()
+    assert loss_with(2.0) > second
+    assert loss_with(0.1) == second
+    trainer.set_hyperparameters(attributes={"loss.weight": 2.0})
+    fit(trainer, num_epochs=1)
+    third = loss()
+    assert loss_with(0.1) < third
+    trainer.set_hyperparameters(lr=0.1)
+    assert loss() < third
