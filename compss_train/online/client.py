@@ -198,14 +198,12 @@ class SolverClient:
         ``ConnectionError`` if the fit has ended.
         """
         try:
-            if not isinstance(text, str):
-                kind = type(text).__name__
-                raise TypeError(f"the text of {field!r} is a {kind}; give a str, as of json.dumps")
+            encoded = _encoded(field, text)
             whole = self._whole(field, values)
             number = self._fields[field].number
             if whole is not None:
-                if text:
-                    self._message(_TEXT, number, text.encode())
+                if encoded:
+                    self._message(_TEXT, number, encoded)
                 self._message(_VALUES, number, whole.data.cast("B") if whole.size else b"")
         except Exception as error:
             self._fail(error)
@@ -273,6 +271,15 @@ def _communicator(comm: Any) -> Any:
     elif not hasattr(comm, "Get_rank"):
         raise TypeError(f"comm={comm!r}: give a communicator of mpi4py, such as MPI.COMM_WORLD")
     return None if comm is None or comm.Get_size() == 1 else comm
+
+
+def _encoded(field: str, text: object) -> bytes:
+    """Return the text of a field as it is sent; raise ``TypeError`` for another type."""
+    if not isinstance(text, str):
+        raise TypeError(
+            f"the text of {field!r} is a {type(text).__name__}; give a str, as of json.dumps"
+        )
+    return text.encode()
 
 
 def _connection() -> socket.socket | None:
