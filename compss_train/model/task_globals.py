@@ -83,7 +83,9 @@ def _functions_of(value: Any) -> list[Any]:
 def _is_of_library(module: str | None) -> bool:
     """Return whether a module is this package, Python's or an installed one."""
     root = (module or "").partition(".")[0]
-    if root in ("compss_train", "builtins", *sys.stdlib_module_names) and root != "__main__":
+    if root == "__main__":  # of the program, also where another one runs its tasks
+        return False
+    if root in ("compss_train", "builtins", *sys.stdlib_module_names):
         return True
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file

@@ -19,6 +19,7 @@ from compss_train.model.gradients import Gradients
 from compss_train.model.losses import BatchFunction
 from compss_train.model.measurements import Measures
 from compss_train.model.net_optimizers import NetOptimizer
+from compss_train.model.task_globals import GlobalUsers, global_users
 from compss_train.model.torch_metric import TorchMetric
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import Step, no_loss
@@ -198,6 +199,15 @@ class TrainingSpec:
     def immutable_attributes(self) -> ImmutableAttributes:
         """The same, as far as they are immutable."""
         return ImmutableAttributes(self.roots())
+
+    @cached_property
+    def global_users(self) -> GlobalUsers:
+        """The functions of the user that use global variables, which tasks must not change.
+
+        A task finds them itself: a function of ``__main__`` that came apart from the network would
+        have other variables than the network's.
+        """
+        return global_users(self.roots().values())
 
     def weightless(self, device: str = "meta") -> Self:
         """Return a copy whose parameters have no values, for tasks, which receive them apart.

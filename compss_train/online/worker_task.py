@@ -25,7 +25,6 @@ from compss_train.model import devices
 from compss_train.model import parameters as params
 from compss_train.model.lr_schedule import LrSchedule, make_schedule, rates
 from compss_train.model.parts import Moments
-from compss_train.model.task_globals import global_users
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import decode_value, encoded_pieces
 from compss_train.net import Address, ConnectionLostError
@@ -141,8 +140,7 @@ class OnlineWorker:
             batching=batching,
             seed=job.seed,
             buffers=self._exchange.buffers,
-            # Found here, where they are the functions of the loaded network.
-            global_users=global_users(training_spec.roots().values()),
+            checks_globals=True,
             averaging=job.options.merge.decay("steps"),
         )
         self._average = self._make_average(saved)

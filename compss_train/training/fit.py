@@ -11,7 +11,6 @@ from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
 from compss_train.data.block_passes import Batching
 from compss_train.model.class_weights import weights_in_order
-from compss_train.model.task_globals import GlobalUsers
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.training.callback import AnyCallback
@@ -237,7 +236,7 @@ class FitOptions:
         *,
         callbacks: Sequence[WorkerCallback] = (),
         resident: Residency | None = None,
-        global_users: GlobalUsers = (),
+        checks_globals: bool = False,
         buffers: BufferRules = NO_BUFFER_RULES,
     ) -> Job:
         """Return what all tasks that train on these samples share."""
@@ -262,7 +261,7 @@ class FitOptions:
             buffers=buffers,
             dtype=self.merge.dtype,
             callbacks=callbacks,
-            global_users=global_users,
+            checks_globals=checks_globals,
             resident=resident,
         )
 

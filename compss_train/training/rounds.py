@@ -161,7 +161,7 @@ def _published_job(fit: FitOfEpochs, name: str) -> Ref:
         session.model.seed,
         callbacks=fit.callbacks.in_workers,
         resident=resident,
-        global_users=session.model.global_users,
+        checks_globals=session.model.uses_globals,
         buffers=buffers,
     )
     return session.publish(job)

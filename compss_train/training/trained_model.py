@@ -20,7 +20,6 @@ from compss_train.model.model_state import (
     restore,
     without_not_kept,
 )
-from compss_train.model.task_globals import GlobalUsers, global_users
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
@@ -48,12 +47,12 @@ class TrainedModel:
     def start_over(self, built: BuildArguments | None) -> None:
         """Start over with a network, or without one."""
         self._built = built
-        self.global_users: GlobalUsers = ()
-        """The functions of the user that use global variables, which tasks must not change."""
+        self.uses_globals = False
+        """Whether functions of the user use global variables, which tasks must not change."""
         self.parameters = {}
         if built is not None:
             self.parameters = params.copy_of(params.from_module(built.training_spec.net))
-            self.global_users = global_users(built.training_spec.roots().values())
+            self.uses_globals = bool(built.training_spec.global_users)
         self.as_built = True
         """Whether the parameters are those that the network was built with."""
         self.state: ModelState | None = None

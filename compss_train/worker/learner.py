@@ -95,8 +95,8 @@ class Learner:
         reset = job.optimizer_state == "reset"
         self._globals: Sequence[Any] = ()
         """The values of global variables that tasks must not change."""
-        if job.global_users:
-            self._globals = global_values(job.global_users)
+        if job.checks_globals:
+            self._globals = global_values(job.spec.global_users)
         self._new_optimizer_attributes: AttributeReader | None = None
         """The attributes of a new optimizer, if it is none of torch's own."""
         optimizer = self._new_optimizer(None if reset else state.optimizer)
@@ -308,7 +308,7 @@ class Learner:
         """Raise ``TypeError`` for a global variable that has changed since the worker began."""
         if not self._globals:
             return
-        name = changed_global(self._job.global_users, self._globals)
+        name = changed_global(self._job.spec.global_users, self._globals)
         if name is not None:
             raise TypeError(
                 f"{name} changed in {self._work.name}, and each process has its own: workers "

@@ -16,7 +16,6 @@ from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.model.compression import MergeDtype
 from compss_train.model.lr_schedule import TimedHyperparameters
-from compss_train.model.task_globals import GlobalUsers
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers.pools import Pools
 from compss_train.worker.callbacks import WorkerCallback
@@ -76,8 +75,8 @@ class Job:
     dtype: MergeDtype | None = None
     """The dtype that changes of the weights are compressed to, or ``None``."""
     callbacks: Sequence[WorkerCallback] = ()
-    global_users: GlobalUsers = ()
-    """The functions of the user that use global variables, which tasks must not change."""
+    checks_globals: bool = False
+    """Whether functions of the user use global variables, which tasks must not change."""
     resident: Residency | None = None
     """How rows of blocks may stay on GPUs; ``None`` if they may not."""
 

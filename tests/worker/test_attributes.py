@@ -1,6 +1,9 @@
 """What the objects of a plain loop keep in attributes, one worker keeps: in the same bits."""
 
+import os
 import random
+import subprocess
+import sys
 from collections import deque
 
 import numpy as np
@@ -500,3 +503,51 @@ def test_globals(raises, step, name):
         return
     with raises(TypeError, name):
         trainer.fit(X, Y, num_epochs=1, batch_size=BATCH, progress=False)
+
+
+COUNTING = """
+import numpy as np
+from torch import nn
+from compss_train import BufferSpec, DistributedTrainer, Simulations
+
+COUNT = 0
+
+
+class Counting(nn.Linear):
+    def forward(self, x):
+        global COUNT
+        COUNT += 1
+        return super().forward(x)
+
+
+def simulate(value):
+    for step in range(20):
+        yield np.float32([value, step]), np.float32([value])
+
+
+for method in ("fit", "fit_online"):
+    trainer = DistributedTrainer(1, engine="local", seed=0)
+    trainer.build(Counting(2, 1), {"optimizer": "sgd", "lr": 0.001}, "mse")
+    try:
+        if method == "fit":
+            x = np.zeros((20, 2), np.float32)
+            trainer.fit(x, x[:, :1], num_epochs=2, batch_size=5, progress=False)
+        else:
+            buffer = BufferSpec("FIFO", capacity=20)
+            simulations = Simulations(simulate, [1.0])
+            trainer.fit_online(simulations, buffer=buffer, batch_size=5, progress=False)
+    except TypeError as error:
+        print(method, error)
+"""
+
+
+def test_globals_of_a_program(tmp_path):
+    """The functions of a program's own file are others in each pickle, as are its variables."""
+    (tmp_path / "program.py").write_text(COUNTING)
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment = {**os.environ, "PYTHONPATH": folder}
+    command = [sys.executable, "program.py"]
+    output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    [of_fit, of_online_fit] = output.splitlines()
+    assert of_fit.startswith("fit the global variable 'COUNT', which Counting.forward uses")
+    assert of_online_fit.startswith("fit_online the global variable 'COUNT'")
