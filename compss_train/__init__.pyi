@@ -29,6 +29,7 @@ from compss_train.model.whole import Whole as Whole
 from compss_train.online import SampleSender as SampleSender
 from compss_train.online.breed_inputs import BreedInputs as BreedInputs
 from compss_train.online.input_samplers import InputSampler as InputSampler
+from compss_train.online.jobs import Jobs as Jobs
 from compss_train.online.ogas_inputs import OGASInputs as OGASInputs
 from compss_train.online.options import Simulations as Simulations
 from compss_train.online.solver import Solver as Solver

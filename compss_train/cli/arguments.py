@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from compss_train._utils import __version__
+from compss_train.online.job_variables import ADDRESS_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
 from compss_train.reports.records import Axis
 
 Parser = argparse.ArgumentParser
@@ -22,7 +23,6 @@ DEFAULT_PYTHON = "python3"
 
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 """Dtypes of the samples that ``send`` reads; the first is the default."""
-TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 """Environment variable for the token, as other users can read command lines."""
 
 
@@ -522,7 +522,14 @@ def send_arguments(parser: Parser) -> None:
       compss-train send ADDRESS --x 2 --y 1 -- ./solver ARGUMENTS
       ./solver | compss-train send ADDRESS --x 2 --y 1 --samples 1000
     """
-    parser.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
+    parser.add_argument(
+        "address",
+        nargs="?",
+        help=(
+            "address= of fit_online, tcp://HOST:PORT (default, in a job of Jobs: environment "
+            f"variable {ADDRESS_VARIABLE}, and {NAME_VARIABLE} as the name)"
+        ),
+    )
     parser.add_argument(
         "--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64"
     )

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from compss_train.cli.arguments import TOKEN_VARIABLE
+from compss_train.online.job_variables import ADDRESS_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
 
 HEADERS = Path(__file__).parents[1] / "online" / "headers"
 """The folder of ``compss_train.h`` and what else solvers need."""
@@ -31,6 +31,11 @@ def send(options: argparse.Namespace) -> int:
     token = options.token or variable
     if not token:
         raise ValueError(f"the token is missing: give --token or set {TOKEN_VARIABLE}")
+    if options.address is None:
+        options.address = os.environ.get(ADDRESS_VARIABLE)
+        options.name = options.name or os.environ.get(NAME_VARIABLE)
+    if options.address is None:
+        raise ValueError(f"the address is missing: give it, or set {ADDRESS_VARIABLE}")
     print(send_records(options, token, sys.stdin.buffer), file=sys.stderr)
     return 0
 

@@ -76,8 +76,7 @@ class EventLoop:
         all_done = self.workers.all_done
         save = self.ending.last_save
         failure = self._failure() if all_done else None
-        self.sources.runs.stop()
-        self.sources.senders.stop(goes_on=save is not None and self.ending.urgent)
+        self.sources.stop(goes_on=save is not None and self.ending.urgent)
         if all_done:
             self.workers.finish()
             if self.keeps_saves and self.ending.reason is None and failure is None:
@@ -129,10 +128,8 @@ class EventLoop:
             match client.greeting["role"]:
                 case "worker":
                     self._handle_worker(client, header, arrays)
-                case "simulation":
-                    self.sources.runs.handle(client, header)
-                case "sender":
-                    self.sources.senders.handle(client, header)
+                case "simulation" | "sender":
+                    self.sources.handle(client, header)
                 case _:
                     if header is not None:  # an evaluation has ended
                         self.recorder.complete()

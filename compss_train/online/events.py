@@ -137,28 +137,23 @@ class EventServer(Closable):
             server.close()
 
 
-class ConnectedTask:
-    """A task of the fit, which is connected to the coordinator while it runs.
+class ConnectedSource:
+    """A program that is connected to the coordinator while it runs."""
 
-    ``submit`` submits it.
-    """
-
-    def __init__(self, engine: Engine, submit: Callable[[], Ref]) -> None:
-        self._engine = engine
-        self._submit = submit
+    def __init__(self) -> None:
         self.client: Client | None = None
         """The current connection."""
-        self._start()
+        self._await_connection()
 
-    def _start(self) -> None:
-        self.ref = self._submit()
+    def _await_connection(self) -> None:
+        """Begin as a program that has never connected."""
         self.has_connected = False
         self.connected = 0.0
         """Unix time of the current connection."""
         self._disconnected_since = time.monotonic()
 
     def connect(self, client: Client) -> bool:
-        """Accept a connection; return False if another task is connected in its place."""
+        """Accept a connection; return False if another program is connected in its place."""
         if self.client is not None:
             client.send({"accepted": False})
             return False
@@ -181,6 +176,20 @@ class ConnectedTask:
     def seconds_disconnected(self) -> float:
         """Seconds since it was submitted or disconnected; 0 while it is connected."""
         return time.monotonic() - self._disconnected_since if self.client is None else 0.0
+
+
+class ConnectedTask(ConnectedSource):
+    """A task of the fit, which ``submit`` submits."""
+
+    def __init__(self, engine: Engine, submit: Callable[[], Ref]) -> None:
+        super().__init__()
+        self._engine = engine
+        self._submit = submit
+        self._start()
+
+    def _start(self) -> None:
+        self.ref = self._submit()
+        self._await_connection()
 
     def restart(self, never_connected: Callable[[Exception | None], bool]) -> None:
         """Submit it again if it was lost with its node or connection, or the engine gave it up.

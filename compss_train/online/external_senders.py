@@ -11,6 +11,7 @@ from compss_train.net import Client, Header, MessageError, shortened
 from compss_train.online.source_failures import SourceFailure
 from compss_train.online.source_messages import (
     Finished,
+    Progress,
     SamplesLost,
     SenderFailed,
     parse_sender_message,
@@ -115,6 +116,8 @@ class ExternalSenders:
                     self._lose(client, samples)
                 case SenderFailed(reason):
                     self._fail(client, reason)
+                case Progress():  # no limit depends on it
+                    pass
 
     def _connect(self, client: Client, name: object) -> None:
         if not isinstance(name, str | None):

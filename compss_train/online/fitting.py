@@ -16,7 +16,7 @@ from compss_train.engines.watch import say
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.training_loss import elementwise
-from compss_train.net import new_token
+from compss_train.net import Address, new_token
 from compss_train.online import saves
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
 from compss_train.online.ending import Ending
@@ -25,6 +25,8 @@ from compss_train.online.event_loop import EventLoop
 from compss_train.online.events import EventServer
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import FAILED, Inputs
+from compss_train.online.job_queue import JOURNAL, read_journal
+from compss_train.online.job_runs import JobRuns
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.online.recorder import Recorder
@@ -34,6 +36,7 @@ from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.study_monitor import StudyMonitor
+from compss_train.online.task_runs import TaskRuns
 from compss_train.online.workers import Workers
 from compss_train.training import (
     description,
@@ -74,6 +77,8 @@ class OnlineFit(Fit, FitRun):
     """Those that were given; none if a sampler chooses them."""
     study: saves.SavedStudy | None = field(default=None, init=False)
     """The save from which it goes on, if any."""
+    resumes: bool = field(default=False, init=False)
+    """Whether it goes on from the last program, also if that has left no save."""
     loop: EventLoop | None = field(default=None, init=False)
     """Its event loop, once it runs."""
 
@@ -125,6 +130,7 @@ class OnlineFit(Fit, FitRun):
     def run(self, resume: str | os.PathLike[str] | bool | None) -> None:  # noqa: FBT001
         """Train, from the save of ``fit_online(resume=...)``, unless that is the end of a study."""
         model = self.session.model
+        self.resumes = resume is not None and resume is not False
         with ExitStack() as stack:
             checkpoint: Checkpoint | None = None
             if resume is not None and resume is not False:
@@ -219,8 +225,11 @@ class OnlineFit(Fit, FitRun):
         count = self._reserve()
         parameters = stack.enter_context(self._global_parameters())
         server = stack.enter_context(EventServer(session.engine.host()))
+        address: Address | None = None
         if self.simulations.address is not None:
-            server.listen_for_senders(self.simulations.address, str(self.simulations.token))
+            address = server.listen_for_senders(
+                self.simulations.address, str(self.simulations.token)
+            )
         recorder = self._recorder(server, parameters)
         job = self._job(server, parameters)
         parts = () if study is None else study.workers
@@ -229,9 +238,25 @@ class OnlineFit(Fit, FitRun):
         router.next_number = self.simulations.first_sender(self.options.buffer)
         inputs = self._inputs(workers, recorder.reports, parameters)
         recorder.reports.inputs = inputs.statistics
-        runs = SimulationRuns(
-            self.simulations, inputs, session.engine, count=count, router=router, job=job
-        )
+        state_folder = next(filter(None, map(_state_folder, self.callbacks.callbacks)), None)
+        runs: SimulationRuns[Any]
+        if self.simulations.jobs is None or address is None:
+            runs = TaskRuns(
+                self.simulations, inputs, session.engine, count=count, router=router, job=job
+            )
+        else:
+            journal = None if state_folder is None else state_folder / JOURNAL
+            runs = JobRuns(
+                self.simulations,
+                inputs,
+                self.simulations.jobs,
+                router=router,
+                job=job,
+                address=address,
+                earlier=self._earlier_jobs(journal),
+                journal=journal,
+            )
+            stack.enter_context(runs)
         senders = ExternalSenders(
             self.simulations.senders, router, timeout=self.simulations.senders_timeout
         )
@@ -250,7 +275,6 @@ class OnlineFit(Fit, FitRun):
             ending=Ending(self.stopping, keeps_saves=keeps_saves),
             keeps_saves=keeps_saves,
         )
-        state_folder = next(filter(None, map(_state_folder, self.callbacks.callbacks)), None)
         if state_folder is not None:
             loop.monitor = StudyMonitor(
                 state_folder, loop.sources, workers, reports=recorder.reports, model=session.model
@@ -258,6 +282,19 @@ class OnlineFit(Fit, FitRun):
         if study is not None:
             loop.go_on_from(study)
         return loop
+
+    def _earlier_jobs(self, journal: Path | None) -> dict[str, str]:
+        """Return the ids, by name, of jobs of the program that this fit goes on from, if any.
+
+        The journal of another study is removed.
+        """
+        saved = [] if self.study is None else self.study.simulations.get("jobs", [])
+        ids = {str(name): str(job_id) for name, job_id in saved}
+        if journal is None:
+            return ids
+        if not self.resumes:
+            journal.unlink(missing_ok=True)
+        return {**ids, **read_journal(journal)}
 
     def _reserve(self) -> int:
         """Reserve resources to run workers and simulations at the same time; return their count.
@@ -347,7 +384,7 @@ class OnlineFit(Fit, FitRun):
             seed=seed if self.study is None else self.study.seed,
             schedule=model.built.schedule,
             continues_average=self._earlier_average is not None,
-            counts_inputs=self.simulations.simulate is not None,
+            counts_inputs=self.simulations.runs_inputs,
             set_values=None if model.hyperparameters is None else model.hyperparameters.last,
             by_sample=sampler is not None and sampler.needs_losses,
             lockstep=self.simulations.lockstep,

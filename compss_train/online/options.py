@@ -22,6 +22,7 @@ from compss_train.buffers.storage import check_fits
 from compss_train.engines import Engine
 from compss_train.engines.nodes import Resources
 from compss_train.online.input_samplers import InputSampler
+from compss_train.online.jobs import Jobs
 from compss_train.online.solver import Solver
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.pickling import check_picklable
@@ -44,7 +45,7 @@ class Simulations:
     simulate:
         A generator function of one input that yields samples: (x, y), or (step, x, y) if the buffer
         pairs time steps, or x alone for autoencoders. It runs in another process, and may run
-        again. Or a ``Solver``, which runs an executable. ``None`` if only ``senders`` send.
+        again. Or a ``Solver``, which runs an executable. ``None`` if ``jobs`` or ``senders`` send.
     inputs:
         The inputs, one per simulation: a list, or an iterator, which may be endless, or an
         ``InputSampler``, which chooses them while the network learns. The coordinator requests the
@@ -64,6 +65,11 @@ class Simulations:
         one with more, which does not run again. A step is what a ``Solver`` sends, or a sample that
         a function yields. ``None`` (default) if that is not known: of solvers whose numbers differ
         a warning has both.
+    jobs:
+        ``Jobs``, in place of ``simulate``: each simulation is a job of a queue, whose program sends
+        its samples to ``address`` with ``SampleSender()``. ``retries`` and ``timeout`` are those of
+        simulations; a job that is silent for ``timeout`` seconds after it has connected is
+        cancelled. ``Jobs`` has its own limit in place of ``count``.
     pairing:
         For a SimPairedReservoir: a function that makes (x, y) from two batches of ``TimeStep``, the
         earlier and the later ones.
@@ -89,6 +95,7 @@ class Simulations:
     retries: int = 2
     timeout: float | None = None
     steps: int | Callable[[Any], int] | None = None
+    jobs: Jobs | None = None
     pairing: Pairing | None = None
     lockstep: bool = False
     senders: int = 0
@@ -111,6 +118,7 @@ class Simulations:
         if self.steps is not None and not callable(self.steps):
             check_count("steps", self.steps)
         check_choice("lockstep", self.lockstep, (True, False))
+        self._check_jobs()
         self._check_simulate()
         self._check_senders()
         if self.pairing is not None and not callable(self.pairing):
@@ -155,8 +163,8 @@ class Simulations:
 
         if self.simulate is None or self.senders:
             raise ValueError(
-                f"senders={self.senders} send to a fit, and write has none; give simulate= and "
-                "inputs= alone"
+                f"jobs= and senders={self.senders} send to a fit, and write has none; give "
+                "simulate= and inputs= alone"
             )
         if self.sampler is not None:
             raise ValueError(
@@ -180,6 +188,11 @@ class Simulations:
             format=format,
         )
         return writer.write(engine)
+
+    @property
+    def runs_inputs(self) -> bool:
+        """Whether there are simulations, of one input each, as tasks or as jobs."""
+        return self.simulate is not None or self.jobs is not None
 
     @property
     def sampler(self) -> InputSampler | None:
@@ -229,15 +242,40 @@ class Simulations:
         """The host of the address for senders, or ``None``."""
         return None if self.address is None else host_and_port(self.address)[0]
 
+    def _check_jobs(self) -> None:
+        if self.jobs is None:
+            return
+        if not isinstance(self.jobs, Jobs):
+            raise TypeError(f"jobs={self.jobs!r}: give Jobs(submit=..., alive=..., cancel=...)")
+        if self.simulate is not None:
+            raise ValueError(
+                f"simulate={self.simulate!r} with jobs=: what a job runs is in the script that "
+                "Jobs submits; give one of the two"
+            )
+        if self.address is None:
+            raise ValueError(
+                "jobs= needs an address= to send to, such as tcp://node1:5555, and token="
+            )
+        if self.steps is not None:
+            raise ValueError(
+                f"steps={self.steps!r} with jobs=: the fit knows samples of jobs, not their steps; "
+                "let the program of a job fail if it ends too early"
+            )
+        if self.count != 1:
+            raise ValueError(
+                f"count={self.count} with jobs=: give Jobs(at_most=...), the limit of jobs"
+            )
+
     def _check_simulate(self) -> None:
         if self.simulate is not None and not callable(self.simulate):
             raise TypeError(
                 f"simulate={self.simulate!r}: give a function of an input that "
                 "yields samples (x, y)"
             )
-        if self.simulate is None and not self.senders:
+        if not self.runs_inputs and not self.senders:
             raise ValueError(
-                "simulate=None with senders=0: give simulate= or senders=, the sources of samples"
+                "simulate=None with senders=0: give simulate=, jobs= or senders=, the sources of "
+                "samples"
             )
         if self.sampler is None and not _has_inputs(self.inputs):
             raise TypeError(
@@ -250,12 +288,13 @@ class Simulations:
                 "only an InputSampler depends on training; leave it out"
             )
         is_empty = isinstance(self.inputs, Sized) and not len(self.inputs)
-        if self.simulate is None and not is_empty:
+        if not self.runs_inputs and not is_empty:
             raise ValueError(
-                "inputs= without simulate=: give the function that is called with each input"
+                "inputs= without simulate= or jobs=: give the function that is called with each "
+                "input"
             )
-        if self.simulate is not None and is_empty:
-            raise ValueError("inputs= is empty: give at least one input of simulate=")
+        if self.runs_inputs and is_empty:
+            raise ValueError("inputs= is empty: give at least one input of simulate= or jobs=")
         inputs = self.given_inputs
         if isinstance(self.simulate, Solver) and isinstance(inputs, Sized) and len(inputs):
             self.simulate.arguments(next(iter(inputs)))

@@ -1,6 +1,7 @@
 """``SampleSender`` sends samples into an online fit from any program."""
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 from compss_train._utils import Closable, validation
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header
+from compss_train.online.job_variables import ADDRESS_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
 from compss_train.online.source_messages import SenderFailed
 from compss_train.online.stream import FitLostError, NameInUseError, Stream, as_sample
 from compss_train.reports.study_state import here
@@ -26,9 +28,10 @@ class SampleSender(Closable):
     Parameters
     ----------
     address:
-        The address given to ``fit_online``, ``"tcp://host:port"``.
+        The address given to ``fit_online``, ``"tcp://host:port"``. Without it, in a job of
+        ``Jobs``: that of COMPSS_TRAIN_ADDRESS, with COMPSS_TRAIN_NAME as the name.
     token:
-        The token given to ``fit_online``.
+        The token given to ``fit_online``; by default that of COMPSS_TRAIN_TOKEN.
     name:
         Name of this stream of samples. If a program restarts under the same name and sends the same
         samples again, none counts twice. If the fit ends without having stopped training, a sender
@@ -46,8 +49,18 @@ class SampleSender(Closable):
     """
 
     def __init__(
-        self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        name: str | None = None,
+        *,
+        timeout: float = 60.0,
     ) -> None:
+        if address is None:
+            address = _variable("address", ADDRESS_VARIABLE)
+            name = name or os.environ.get(NAME_VARIABLE)
+        if token is None:
+            token = _variable("token", TOKEN_VARIABLE)
         self._address = Address(address, validation.check_token(token))
         validation.check_name("name", name)
         self._name = name
@@ -129,6 +142,17 @@ class SampleSender(Closable):
                 if not self._stream.ended.is_set():
                     text = "".join(traceback.format_exception(error))
                     self._stream.notify(SenderFailed(text))
+
+
+def _variable(argument: str, variable: str) -> str:
+    """Return an environment variable; raise ``ValueError`` if it is not set."""
+    value = os.environ.get(variable)
+    if not value:
+        raise ValueError(
+            f"{argument}=None, and {variable} is not set, as it is in a job of Jobs: give "
+            f"{argument}= of fit_online"
+        )
+    return value
 
 
 def open_stream(

@@ -1,29 +1,25 @@
-"""The simulations that a fit runs, as the coordinator sees them: tasks with retries."""
+"""The simulations that a fit runs, as the coordinator sees them: what has become of each."""
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from compss_train._utils.validation import warn_user
-from compss_train.engines import Engine, Ref, calls, codec
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header
-from compss_train.online.events import ConnectedTask
+from compss_train.online.events import ConnectedSource
 from compss_train.online.inputs import BEGUN, Inputs, shown
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import Simulations
-from compss_train.online.simulation_task import simulate_and_send
 from compss_train.online.solver_steps import SolverSteps
 from compss_train.online.source_failures import SourceFailure
 from compss_train.online.source_messages import (
     Finished,
     Interrupted,
     SimulationFailed,
-    TimedOut,
-    parse_simulation_message,
 )
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Worker
@@ -37,16 +33,19 @@ At least as many as run at a time.
 """
 
 
+SourceT = TypeVar("SourceT", bound=ConnectedSource)
+
+
 @dataclass(eq=False, kw_only=True, slots=True)
-class Simulation:
+class Simulation(Generic[SourceT]):
     """One input, and the state of its simulation."""
 
     number: int
     """Number of its input, and of its stream of samples."""
     value: Any
     """Its input."""
-    task: ConnectedTask | None = None
-    """Its task, while it runs."""
+    task: SourceT | None = None
+    """Its task or job, while it runs."""
     failures: int = 0
     """How often it has failed."""
     failure: SourceFailure | None = None
@@ -58,14 +57,16 @@ class Simulation:
         return f"simulation {self.number} of input {shown(self.value)}"
 
 
-class SimulationRuns:
-    """Runs simulations: those to repeat first, then the next inputs. Each has its own stream."""
+class SimulationRuns(ABC, Generic[SourceT]):
+    """Runs simulations: those to repeat first, then the next inputs. Each has its own stream.
+
+    ``TaskRuns`` and ``JobRuns`` say by what programs.
+    """
 
     def __init__(
         self,
         simulations: Simulations,
         inputs: Inputs,
-        engine: Engine,
         *,
         count: int,
         router: StreamRouter,
@@ -74,27 +75,25 @@ class SimulationRuns:
         self._options = simulations
         self._count = count
         """How many run at a time."""
-        self._engine = engine
         self._router = router
         self._job = job
         self.inputs = inputs
         """The inputs, and what has become of the simulation of each."""
         self.may_begin: Callable[[int], bool] = lambda number: True
         """Whether the simulation with this number may begin now."""
-        self._exhausted = simulations.simulate is None
+        self._exhausted = not simulations.runs_inputs
         """Whether all inputs have begun."""
-        self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
-        self._repeated: deque[Simulation] = deque()
+        self._repeated: deque[Simulation[SourceT]] = deque()
         """Those that are to run again."""
-        self._known: dict[int, Simulation] = {}
+        self._known: dict[int, Simulation[SourceT]] = {}
         """By number, those that have begun, and are neither complete nor forgotten."""
-        self._complete: dict[int, Simulation] = {}
+        self._complete: dict[int, Simulation[SourceT]] = {}
         """Complete ones that may have to be repeated: no save of all workers has their samples."""
         self._given_up: list[int] = []
         """Of these, those that have been given up since ``forget_given_up``."""
         self.any_samples = any(samples > 0 for samples in inputs.samples)
         """Whether one has sent samples, as far as it has ended."""
-        self._first: list[Simulation] = []
+        self._first: list[Simulation[SourceT]] = []
         """The first simulations that have begun, as many as tell whether all fail."""
         self.failure: SourceFailure | None = None
         """That of the first simulation that was given up."""
@@ -107,8 +106,8 @@ class SimulationRuns:
     # Which of them run
 
     @property
-    def running(self) -> list[tuple[Simulation, ConnectedTask]]:
-        """The simulations that have a task, and their tasks."""
+    def running(self) -> list[tuple[Simulation[SourceT], SourceT]]:
+        """The simulations that have a task or job, and these."""
         return [
             (simulation, simulation.task)
             for simulation in self._known.values()
@@ -144,30 +143,23 @@ class SimulationRuns:
             return None
         return len(inputs) - len(self.inputs.samples) + repeated
 
+    @abstractmethod
     def start(self) -> None:
-        """Submit simulations up to the limit, and resubmit lost tasks."""
-        running = self.running
-        for simulation, task in running:
-            task.restart(partial(self._never_connected, simulation))
-        for _ in range(self._count - len(running)):
-            pending = self._next()
-            if pending is None:
-                return
-            arguments = (
-                self._simulate,
-                codec.pickled(pending.value),  # here, so that the caller gets the exception
-                pending.number,
-                self._job.coordinator,
-                self._options.timeout,
-                self._options.steps_of(pending.value),
-            )
-            resources = self._options.resources
-            submit = partial(
-                self._engine.submit, simulate_and_send, *arguments, resources=resources
-            )
-            pending.task = ConnectedTask(self._engine, submit)
+        """Begin simulations up to the limit, and again those whose programs were lost."""
 
-    def _next(self) -> Simulation | None:
+    @abstractmethod
+    def stop(self, *, goes_on: bool = False) -> None:
+        """Notify all programs that training has ended, unless the study ``goes_on``."""
+
+    def serves(self, greeting: Header) -> bool:
+        """Return whether a client is a simulation's program, by its greeting."""
+        return bool(greeting["role"] == "simulation")
+
+    @abstractmethod
+    def handle(self, client: Client, header: Header | None) -> None:
+        """Process a message of a simulation's program."""
+
+    def _next(self) -> Simulation[SourceT] | None:
         """Return the next simulation to run, or ``None`` if none is pending."""
         if self._repeated:
             return self._repeated.popleft()
@@ -184,7 +176,7 @@ class SimulationRuns:
             self._exhausted = True
             return None
         self._check_sweep(number)
-        simulation = Simulation(number=number, value=value)
+        simulation: Simulation[SourceT] = Simulation(number=number, value=value)
         self._known[number] = simulation
         if len(self._first) < self._first_count:
             self._first.append(simulation)
@@ -202,11 +194,6 @@ class SimulationRuns:
                 f"beside senders={self._options.senders}; give the number of simulations and "
                 "senders"
             )
-
-    def stop(self) -> None:
-        """Notify all running simulations that training has ended."""
-        for _, task in self.running:
-            task.send({"stop": True})
 
     # What saves have of them
 
@@ -229,7 +216,9 @@ class SimulationRuns:
         They send what buffers lack.
         """
         for number, value in self.inputs.again:
-            simulation = Simulation(number=number, value=value, failures=failures.get(number, 0))
+            simulation: Simulation[SourceT] = Simulation(
+                number=number, value=value, failures=failures.get(number, 0)
+            )
             self._known[number] = simulation
             self._repeated.append(simulation)
 
@@ -261,11 +250,11 @@ class SimulationRuns:
         while self._given_up:
             del self._known[self._given_up.pop()]
 
-    def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
+    def _lacks(self, worker: Worker, simulation: Simulation[SourceT]) -> bool:
         samples = self.inputs.samples[simulation.number]
         return worker.lacks_samples(simulation.number, samples) > 0
 
-    def _repeat(self, simulation: Simulation) -> None:
+    def _repeat(self, simulation: Simulation[SourceT]) -> None:
         self.inputs.end(simulation.number, BEGUN)
         self._complete.pop(simulation.number, None)
         self._known[simulation.number] = simulation
@@ -276,52 +265,12 @@ class SimulationRuns:
         simulation = self._known.get(number) or self._complete.get(number)
         return f"simulation {number}" if simulation is None else str(simulation)
 
-    # What becomes of their tasks
-
-    def handle(self, client: Client, header: Header | None) -> None:
-        """Process a message of a simulation's task."""
-        simulation = self._known.get(client.greeting.get("number", -1))
-        task = None if simulation is None else simulation.task
-        if simulation is None or task is None:  # it was given up, or this is a duplicate
-            client.send({"accepted": False})
-        elif header is client.greeting:
-            if task.connect(client):
-                self._router.register(client, simulation.number)
-        elif task.client is not client:
-            return
-        elif header is None:
-            task.disconnect()
-            self._router.unregister(client)
-            self._died(simulation)
-        else:
-            message = parse_simulation_message(header)
-            if isinstance(message, TimedOut):
-                client.send({"noted": True})
-                simulation.timeout_report = f"no sample within {message.timeout} s\n{message.stack}"
-            else:
-                self._ended(client, simulation, message)
-
-    def _died(self, simulation: Simulation) -> None:
-        reason = simulation.timeout_report or "its process died"
-        simulation.timeout_report = None
-        if not self._may_run_again(simulation, SimulationFailed(reason)):
-            simulation.task = None  # otherwise its task is restarted
-
-    def _never_connected(self, simulation: Simulation, error: Exception | None) -> bool:
-        simulation.task = None
-        failed = SimulationFailed("its task could not reach the coordinator")
-        if error is not None:
-            failed = SimulationFailed(
-                f"{type(error).__name__}: {error}", calls.task_traceback(error)
-            )
-        if self._may_run_again(simulation, failed):
-            self._repeat(simulation)
-        return False
+    # What becomes of them
 
     def _ended(
         self,
         client: Client,
-        simulation: Simulation,
+        simulation: Simulation[SourceT],
         message: Finished | Interrupted | SimulationFailed,
     ) -> None:
         lost_workers = self._router.unregister(client)
@@ -338,21 +287,23 @@ class SimulationRuns:
         if repeats:
             self._repeat(simulation)
 
-    def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
+    def _finished(
+        self, simulation: Simulation[SourceT], samples: int, lost_workers: list[Worker]
+    ) -> bool:
         """Mark a simulation as done; return True if it has to run again for a worker's samples."""
         self.inputs.end(simulation.number, samples)
         self.any_samples = self.any_samples or samples > 0
         self._complete[simulation.number] = self._known.pop(simulation.number)
         return any(self._lacks(worker, simulation) for worker in lost_workers)
 
-    def _failed(self, simulation: Simulation, failed: SimulationFailed) -> bool:
+    def _failed(self, simulation: Simulation[SourceT], failed: SimulationFailed) -> bool:
         """Record a failure; return True if the simulation may run again."""
         if failed.rejected:
             raise SimulationError(f"{simulation} yielded what does not fit: {failed.rejected}")
         self.any_samples = self.any_samples or failed.sent > 0
         return self._may_run_again(simulation, failed)
 
-    def _may_run_again(self, simulation: Simulation, failed: SimulationFailed) -> bool:
+    def _may_run_again(self, simulation: Simulation[SourceT], failed: SimulationFailed) -> bool:
         """Record a failure, warn, and return True if the simulation may run again.
 
         It may if retries are left, unless it would fail again.

@@ -73,8 +73,16 @@ class SamplesLost:
     """Their number."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """A program that was asked for it makes samples, or waits for room for them."""
+
+    progress: int
+    """The number of samples sent."""
+
+
 SimulationMessage: TypeAlias = Finished | Interrupted | SimulationFailed | TimedOut
-SenderMessage: TypeAlias = Finished | SenderFailed | SamplesLost
+SenderMessage: TypeAlias = Finished | SenderFailed | SamplesLost | Progress
 
 
 def header_of(message: SimulationMessage | SenderMessage) -> Header:
@@ -115,6 +123,8 @@ def parse_sender_message(header: Header) -> SenderMessage:
             return SenderFailed(shortened(str(reason)))
         case {"lost": _}:
             return SamplesLost(number_in(header, "lost"))
+        case {"progress": _}:
+            return Progress(number_in(header, "progress"))
     raise MessageError(f"malformed message: a sender sends no {sorted(header)}")
 
 

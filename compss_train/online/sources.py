@@ -1,7 +1,10 @@
 """All that sends samples to a fit: the simulations that it runs, and other programs."""
 
+from typing import Any
+
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import SimulationError
+from compss_train.net import Client, Header
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.source_failures import SourceFailure
@@ -10,9 +13,21 @@ from compss_train.online.source_failures import SourceFailure
 class Sources:
     """The simulations of a fit, and other programs that send samples to it."""
 
-    def __init__(self, runs: SimulationRuns, senders: ExternalSenders) -> None:
+    def __init__(self, runs: SimulationRuns[Any], senders: ExternalSenders) -> None:
         self.runs = runs
         self.senders = senders
+
+    def handle(self, client: Client, header: Header | None) -> None:
+        """Process a message of a source; raise ``MessageError`` if it is malformed."""
+        if self.runs.serves(client.greeting):
+            self.runs.handle(client, header)
+        else:
+            self.senders.handle(client, header)
+
+    def stop(self, *, goes_on: bool) -> None:
+        """Notify all that training has ended; some wait if the study ``goes_on``."""
+        self.runs.stop(goes_on=goes_on)
+        self.senders.stop(goes_on=goes_on)
 
     @property
     def all_ended(self) -> bool:

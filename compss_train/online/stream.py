@@ -25,6 +25,7 @@ from compss_train.net import Address, Connection, ConnectionLostError, Header, s
 from compss_train.online.routing import Routing
 from compss_train.online.source_messages import (
     Finished,
+    Progress,
     SamplesLost,
     SenderMessage,
     SimulationMessage,
@@ -131,6 +132,10 @@ class Stream(Closable):
         self.number: int = reply.get("stream", 0)
         self.paired: bool = reply.get("paired", False)
         """Whether the buffers pair time steps, so that the whole stream goes to one worker."""
+        self._progress_seconds: float | None = reply.get("progress")
+        """How often to say that it makes progress, if the coordinator wants to know."""
+        self._progressed = time.monotonic()
+        """When it has said so."""
         self._key = reply.get("key", "")
         self._greeting = {"stream": self.number, "stream_key": reply.get("stream_key", "")}
         """What it says to a worker first."""
@@ -189,6 +194,7 @@ class Stream(Closable):
         with self._lock:
             self._updated = time.monotonic()
             try:
+                self._say_progress()
                 while not self.ended.is_set():
                     message = self._control.receive(timeout)
                     if message is None:
@@ -201,6 +207,12 @@ class Stream(Closable):
             except OSError:  # the coordinator has ended
                 self._is_lost = True
                 self.ended.set()
+
+    def _say_progress(self) -> None:
+        seconds = self._progress_seconds
+        if seconds is not None and self._updated - self._progressed >= seconds:
+            self._progressed = self._updated
+            self._control.send(header_of(Progress(self.sent)))
 
     def _disconnect(self, worker: int) -> None:
         if worker in self._routes:

@@ -32,8 +32,11 @@ class StreamRouter:
         self.next_number += 1
         return self.next_number - 1
 
-    def register(self, client: Client, stream: int) -> None:
-        """Accept a stream; it waits for workers that have no address yet."""
+    def register(self, client: Client, stream: int, *, progress: float | None = None) -> None:
+        """Accept a stream; it waits for workers that have no address yet.
+
+        It is to say every ``progress`` seconds that it makes progress, unless that is ``None``.
+        """
         self.update()
         self._deaths[client] = [worker.deaths for worker in self._workers]
         reply = {
@@ -44,6 +47,8 @@ class StreamRouter:
             "workers": self._urls,
             "paired": self._paired,
         }
+        if progress is not None:
+            reply["progress"] = progress
         client.send(reply)
 
     def unregister(self, client: Client) -> list[Worker]:

@@ -9,6 +9,7 @@ from typing import Any
 from compss_train._utils.validation import warn_user
 from compss_train.net import Client, shortened
 from compss_train.online.inputs import shown
+from compss_train.online.job_runs import Job
 from compss_train.online.reports import Reports
 from compss_train.online.sources import Sources
 from compss_train.online.workers import Workers
@@ -123,6 +124,7 @@ class StudyMonitor:
                 **place_of(task.client),
                 "seconds": None if task.client is None else now - task.connected,
                 "failures": simulation.failures,
+                **({"job": task.job_id} if isinstance(task, Job) else {}),
             }
             for simulation, task in self._sources.runs.running
         ]

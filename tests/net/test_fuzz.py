@@ -32,9 +32,9 @@ from compss_train.online.inputs import Inputs
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.online.reports import Reports
-from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
+from compss_train.online.task_runs import TaskRuns
 from compss_train.online.workers import Workers
 from compss_train.parameter_server import connect, serve
 from compss_train.training.stopping import Stopping
@@ -295,7 +295,7 @@ def fit_of_nobody(engine, server, folder):
     simulations = Simulations(
         print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
     )
-    runs = SimulationRuns(
+    runs = TaskRuns(
         simulations,
         Inputs(simulations.inputs),
         engine,

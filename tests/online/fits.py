@@ -13,7 +13,17 @@ from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 FIFO = BufferSpec("FIFO", 16)
 DEFAULTS = {"buffer": FIFO, "batch_size": 5, "record_every": 0.02}
 MERGE = {"every", "outer_optimizer", "optimizer_state", "averaging", "averaging_unit"}
-SIMULATIONS = {"count", "retries", "timeout", "steps", "pairing", "senders", "address", "token"}
+SIMULATIONS = {
+    "jobs",
+    "count",
+    "retries",
+    "timeout",
+    "steps",
+    "pairing",
+    "senders",
+    "address",
+    "token",
+}
 
 
 def online(trainer, simulate, inputs, **options):

@@ -39,7 +39,7 @@ from compss_train.model.value_encoding import decode_value
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.recorder import Recorder
-from compss_train.online.simulation_runs import SimulationRuns
+from compss_train.online.task_runs import TaskRuns
 from compss_train.online.workers import Workers
 from compss_train.training.checkpoints import (
     list_checkpoints,
@@ -714,7 +714,7 @@ def test_a_simulation_that_ends_while_workers_save_is_not_complete(cut, tmp_path
         6, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved), last, fails))
     )
     inputs = [[0, 1, 2, 3, 4], [5]]
-    note_death = patch.object(SimulationRuns, "handle", touching(ends, SimulationRuns.handle, None))
+    note_death = patch.object(TaskRuns, "handle", touching(ends, TaskRuns.handle, None))
     with note_death if outcome == "killed" else nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert life(simulate, inputs).stopped == "enough"

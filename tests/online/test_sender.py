@@ -109,3 +109,32 @@ def test_invalid_addresses_raise(address):
 def test_invalid_timeouts_raise(timeout):
     with pytest.raises(ValueError, match=r"timeout=.*: give a number of at least 0"):
         SampleSender("tcp://localhost:5555", TOKEN, timeout=timeout)
+
+
+def test_the_sender_of_a_job_connects_by_its_environment(monkeypatch, raises):
+    with raises(ValueError, "address"):
+        SampleSender()
+    with stub_fit() as running:
+        monkeypatch.setenv("COMPSS_TRAIN_ADDRESS", running.coordinator.url)
+        with raises(ValueError, "token"):
+            SampleSender()
+        monkeypatch.setenv("COMPSS_TRAIN_TOKEN", TOKEN)
+        monkeypatch.setenv("COMPSS_TRAIN_NAME", "simulation-000003-0123abcd")
+        with SampleSender() as sender:
+            send_all(sender, range(3))
+        assert running.coordinator.wait_for("name") == ["simulation-000003-0123abcd"]
+        with SampleSender(running.coordinator.url) as sender:  # another fit: no name of the job
+            send_all(sender, range(3))
+        assert running.coordinator.wait_for("name", 2)[1] is None
+
+
+def test_a_sender_says_that_it_makes_progress_if_the_coordinator_wants_to_know():
+    with stub_fit(capacity=2) as running:
+        router = running.coordinator.router
+        register = router.register
+        router.register = lambda client, stream: register(client, stream, progress=0.05)
+        with pytest.raises(TrainingEndedError), connect_sender(running, "solver") as sender:
+            sending = Thread(send_all, sender, range(1000))
+            running.coordinator.wait_for("progress", 3)  # while the buffer is full
+            running.coordinator.broadcast({"stop": True})
+            sending.result()

@@ -13,7 +13,8 @@ from compss_train import Simulations, Solver
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.online.inputs import Inputs
-from compss_train.online.simulation_runs import REPORT_SECONDS, SimulationRuns
+from compss_train.online.simulation_runs import REPORT_SECONDS
+from compss_train.online.task_runs import TaskRuns
 
 DONE = {"finished": 5}
 DIED = None
@@ -48,7 +49,7 @@ class Runs:
             register=lambda *args: None,
             unregister=lambda client: self.lost,
         )
-        self.runs = SimulationRuns(
+        self.runs = TaskRuns(
             Simulations(simulate, inputs, count=count, retries=retries, **options),
             Inputs(inputs),
             engine,

@@ -1,0 +1,157 @@
+"""fit_online with simulations that are jobs of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from torch import nn
+
+from compss_train import SampleSender
+from compss_train.exceptions import TrainingEndedError
+from tests.helpers.models import SGD
+from tests.helpers.processes import ROOT, session
+from tests.helpers.waiting import wait_until
+from tests.online import job_program
+from tests.online.fits import build_trainer, online, run_fit
+from tests.online.job_queues import FakeQueue, job_threads
+from tests.online.simulations import CountingNet, free_port, one_hot, sample_counts
+
+SAMPLES = 40
+INPUTS = [list(range(start, start + 5)) for start in range(0, SAMPLES, 5)]
+
+
+class Jobs:
+    """Jobs that send the samples of their inputs; the first run of some of them is killed."""
+
+    def __init__(self, killed=()):
+        self.killed = set(killed)
+        self.ended = []
+        self._lock = threading.Lock()
+
+    def __call__(self, job_id, variables):
+        numbers = json.loads(variables["COMPSS_TRAIN_INPUT"])
+        with self._lock:
+            is_killed = numbers[0] in self.killed
+            self.killed.discard(numbers[0])
+        sender = SampleSender(
+            variables["COMPSS_TRAIN_ADDRESS"],
+            variables["COMPSS_TRAIN_TOKEN"],
+            variables["COMPSS_TRAIN_NAME"],
+        )
+        for number in numbers[: 2 if is_killed else None]:
+            sender.send(one_hot(number, SAMPLES), 0.0)
+        if is_killed:
+            sender._stream.close()  # noqa: SLF001 - as a process that is killed does
+        else:
+            sender.close()
+            self.ended.append(numbers[0])
+
+
+def send_input(job_id, variables):
+    """Send the number of the input as each sample."""
+    with SampleSender(
+        variables["COMPSS_TRAIN_ADDRESS"],
+        variables["COMPSS_TRAIN_TOKEN"],
+        variables["COMPSS_TRAIN_NAME"],
+    ) as sender:
+        for _ in range(5):
+            sender.send(np.float32([variables["COMPSS_TRAIN_INPUT"]]), np.float32([0]))
+
+
+def check_numbers(model, batch, context):
+    x, _ = batch
+    if x[:, 0].int().tolist() != context.simulations.tolist():
+        raise ValueError(f"{x[:, 0].tolist()} are of {context.simulations}")
+    return model(x).square().mean()
+
+
+def fit(local, queue, inputs=INPUTS, **options):
+    options = {
+        "jobs": queue.jobs(at_most=3, every=0.02),
+        "address": f"tcp://127.0.0.1:{free_port()}",
+        "token": "ours alone",
+        **options,
+    }
+    trainer, error = run_fit(local, CountingNet(SAMPLES), None, inputs, **options)
+    assert not job_threads()
+    if error is not None:
+        raise error
+    return trainer
+
+
+def test_each_sample_of_jobs_is_trained_once_though_two_jobs_are_killed(local):
+    queue = FakeQueue(Jobs(killed=[5, 20]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = fit(local, queue)
+    queue.join()
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == 2
+    assert all("has ended before its stream; retry 1 of 2" in text for text in texts)
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+    record = trainer.history[-1]
+    assert record["simulations"] == {"running": 0, "done": len(INPUTS), "failed": 0}
+    assert len(queue.variables) == len(INPUTS) + 2
+    assert not queue.living()
+
+
+def test_a_training_step_knows_the_inputs_of_jobs_by_the_numbers_of_their_streams(local):
+    queue = FakeQueue(send_input)
+    trainer = build_trainer(local, 1, nn.Linear(1, 1), SGD, None, training_step=check_numbers)
+    online(
+        trainer,
+        None,
+        range(4),
+        jobs=queue.jobs(every=0.02),
+        address=f"tcp://127.0.0.1:{free_port()}",
+        token="ours alone",
+    )
+    queue.join()
+    assert trainer.history[-1]["received"] == 20
+
+
+def test_jobs_that_run_when_training_ends_are_cancelled(local):
+    def job(job_id, variables):
+        with suppress(TrainingEndedError):
+            Jobs()(job_id, variables)
+
+    queue = FakeQueue(job)
+    fit(local, queue, inputs=iter(INPUTS * 100), max_batches=3)
+    queue.join()
+    assert not queue.living()
+
+
+def started(folder):
+    command = [sys.executable, "-m", "tests.online.job_program", str(folder)]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_killed_goes_on_with_the_jobs_that_run(tmp_path):
+    program = started(tmp_path)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("*.began"))) > job_program.AT_MOST)
+        for process in session(program.pid):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        program.wait()
+        running = job_program.living(tmp_path)
+        assert running
+        program = started(tmp_path)
+        assert program.wait(200) == 0
+    finally:
+        for job_id in job_program.living(tmp_path):
+            os.kill(int(job_id), signal.SIGKILL)
+    counts = json.loads((tmp_path / "ended.json").read_text())
+    assert counts["simulations"] == {"running": 0, "done": job_program.INPUTS, "failed": 0}
+    began = [path.read_text().split() for path in tmp_path.glob("*.began")]
+    adopted = [jobs for jobs in began if set(jobs) & set(running)]
+    assert adopted
+    assert all(len(jobs) == 1 for jobs in adopted)  # none of them was submitted again
