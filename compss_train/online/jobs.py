@@ -105,7 +105,7 @@ class Jobs:
     def living(self, ids: Sequence[str]) -> set[str]:
         """Return which of some jobs wait or run; raise ``QueueError`` if that is not known."""
         if callable(self.alive):
-            printed_ids = _called("alive", lambda: set(map(str, self.alive(ids))))  # type: ignore[operator]
+            printed_ids: set[str] = _called("alive", _listed, self.alive, ids)
         else:
             printed_ids = set(_run("alive", self.alive, ",".join(ids)).split())
         return printed_ids & set(ids)
@@ -165,6 +165,11 @@ def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:
         raise QueueError(f"{name}= has raised {type(error).__name__}: {error}") from error
+
+
+def _listed(alive: Callable[[Sequence[str]], Iterable[Any]], ids: Sequence[str]) -> set[str]:
+    """Return what a function lists, as texts: an error may come with any item."""
+    return set(map(str, alive(ids)))
 
 
 def input_text(value: Any) -> str:

@@ -133,8 +133,11 @@ def test_a_sender_says_that_it_makes_progress_if_the_coordinator_wants_to_know()
         router = running.coordinator.router
         register = router.register
         router.register = lambda client, stream: register(client, stream, progress=0.05)
-        with pytest.raises(TrainingEndedError), connect_sender(running, "solver") as sender:
-            sending = Thread(send_all, sender, range(1000))
-            running.coordinator.wait_for("progress", 3)  # while the buffer is full
-            running.coordinator.broadcast({"stop": True})
+        sender = connect_sender(running, "solver")
+        sending = Thread(send_all, sender, range(1000))
+        running.coordinator.wait_for("progress", 3)  # while the buffer is full
+        running.coordinator.broadcast({"stop": True})
+        with pytest.raises(TrainingEndedError):
             sending.result()
+        with pytest.raises(TrainingEndedError):
+            sender.close()
