@@ -146,6 +146,8 @@ def test_a_coordinator_that_is_killed_goes_on_with_the_jobs_that_run(tmp_path):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         program.wait()
+        # A job whose samples were complete is about to end.
+        wait_until(lambda: len(job_program.living(tmp_path)) <= job_program.AT_MOST)
         running = job_program.living(tmp_path)
         assert running
         program = started(tmp_path)
