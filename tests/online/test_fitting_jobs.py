@@ -34,7 +34,6 @@ class Jobs:
     def __init__(self, killed=(), timeout=60.0):
         self.timeout = timeout
         self.killed = set(killed)
-        self.ended = []
         self._lock = threading.Lock()
 
     def __call__(self, job_id, variables):
@@ -48,13 +47,13 @@ class Jobs:
             variables["COMPSS_TRAIN_NAME"],
             timeout=self.timeout,
         )
-        for number in numbers[: 2 if is_killed else None]:
-            sender.send(one_hot(number, SAMPLES), 0.0)
-        if is_killed:
+        try:
+            for number in numbers[: 2 if is_killed else None]:
+                sender.send(one_hot(number, SAMPLES), 0.0)
+            if not is_killed:
+                sender.close()
+        finally:
             sender._stream.close()  # noqa: SLF001 - as a process that is killed does
-        else:
-            sender.close()
-            self.ended.append(numbers[0])
 
 
 def send_input(job_id, variables):
