@@ -13,7 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from compss_train.cli import solvers
-from compss_train.cli.arguments import TOKEN_VARIABLE
+from compss_train.online.job_variables import (
+    ADDRESS_VARIABLE,
+    NAME_VARIABLE,
+    TOKEN_VARIABLE,
+)
 from tests.buffers.kinds import Thread
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import TOKEN
@@ -176,4 +180,25 @@ def test_the_solver_does_not_get_the_token(monkeypatch):
         return "sent"
 
     monkeypatch.setattr("compss_train.online.raw_records.send_records", send_records)
-    assert solvers.send(SimpleNamespace(token=None)) == 0
+    assert solvers.send(SimpleNamespace(address="tcp://127.0.0.1:5555", token=None)) == 0
+
+
+def test_in_a_job_the_address_and_the_name_are_those_of_its_environment(monkeypatch, raises):
+    sent = []
+
+    def send_records(options, token, file):
+        sent.append((options.address, options.name))
+        return "sent"
+
+    monkeypatch.setattr("compss_train.online.raw_records.send_records", send_records)
+    with raises(ValueError, "address"):
+        solvers.send(SimpleNamespace(address=None, token=TOKEN, name=None))
+    monkeypatch.setenv(ADDRESS_VARIABLE, "tcp://node1:5555")
+    monkeypatch.setenv(NAME_VARIABLE, "simulation-000003-0123abcd")
+    for address, name in ((None, None), (None, "mine"), ("tcp://node2:5555", None)):
+        solvers.send(SimpleNamespace(address=address, token=TOKEN, name=name))
+    assert sent == [
+        ("tcp://node1:5555", "simulation-000003-0123abcd"),
+        ("tcp://node1:5555", "mine"),
+        ("tcp://node2:5555", None),
+    ]
