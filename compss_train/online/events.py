@@ -149,7 +149,7 @@ class ConnectedSource:
         """Begin as a program that has never connected."""
         self.has_connected = False
         self.connected = 0.0
-        """Unix time of the current connection."""
+        """When the current connection was made, by the monotonic clock."""
         self._disconnected_since = time.monotonic()
 
     def connect(self, client: Client) -> bool:
@@ -159,7 +159,7 @@ class ConnectedSource:
             return False
         self.client = client
         self.has_connected = True
-        self.connected = time.time()
+        self.connected = time.monotonic()
         return True
 
     def disconnect(self) -> None:

@@ -116,7 +116,7 @@ class StudyMonitor:
         ]
 
     def _running_simulations(self) -> list[dict[str, Any]]:
-        now = time.time()
+        now = time.monotonic()
         return [
             {
                 "simulation": simulation.number,

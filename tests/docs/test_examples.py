@@ -145,11 +145,9 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     address = f"tcp://127.0.0.1:{free_port()}"
     (tmp_path / "solver.c").write_text(blocks("c")[1])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
-    command = (
-        blocks("sh")[1]
-        .splitlines()[2]
-        .replace("compss-train", (f"{sys.executable} -m compss_train"))
-    )
+    lines = "".join(blocks("sh")).splitlines()
+    command = next(line for line in lines if line.startswith("compss-train send"))
+    command = command.replace("compss-train", f"{sys.executable} -m compss_train")
     programs = *blocks("python notest")[-2:], *blocks("python notest", "docs/reference/online.md")
     fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in programs)
     environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}

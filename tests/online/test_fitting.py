@@ -188,8 +188,8 @@ def test_a_limit_of_repetitions_holds_until_the_simulations_have_ended(local, tm
     trainer = build_trainer(local, 1, CountingNet(60), COUNTING_SGD, sum_loss)
     simulate = OneHotSimulation(60, TouchFile(30, until=waited))
 
-    def add_and_touch(reports, worker, report):
-        add(reports, worker, report)
+    def add_and_touch(reports, worker, report, *statistics):
+        add(reports, worker, report, *statistics)
         reported.append(report.waited)
         if sum(reported) > 0.2:
             waited.touch()
