@@ -148,7 +148,9 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     lines = "".join(blocks("sh")).splitlines()
     command = next(line for line in lines if line.startswith("compss-train send"))
     command = command.replace("compss-train", f"{sys.executable} -m compss_train")
-    programs = *blocks("python notest")[-2:], *blocks("python notest", "docs/reference/online.md")
+    (fit,) = (text for text in blocks("python notest") if "senders=1" in text)
+    (send,) = (text for text in blocks("python notest") if 'name="solver 1"' in text)
+    programs = fit, send, *blocks("python notest", "docs/reference/online.md")
     fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in programs)
     environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}
     solver = subprocess.Popen(
