@@ -162,9 +162,9 @@ class Simulations:
         from compss_train.online.simulation_writer import SimulationWriter  # needs pyzmq
 
         if self.simulate is None or self.senders:
+            sending = f"senders={self.senders}" if self.senders else "jobs="
             raise ValueError(
-                f"jobs= and senders={self.senders} send to a fit, and write has none; give "
-                "simulate= and inputs= alone"
+                f"{sending} send to a fit, and write has none; give simulate= and inputs= alone"
             )
         if self.sampler is not None:
             raise ValueError(
