@@ -19,7 +19,6 @@ from compss_train import (
     BufferSpec,
     DistributedTrainer,
     FileDataset,
-    Jobs,
     PartialShuffleSampler,
     SerialEngine,
     SimulationError,
@@ -388,10 +387,6 @@ def test_wrong_calls_are_errors_before_anything_runs(tmp_path, raises):
         Simulations(sine, SpacedInputs([(0, 1)], 3, lambda value: value)).write(tmp_path)
     with raises(ValueError, "senders=1"):
         Simulations(senders=1, address="tcp://127.0.0.1:5555", token="secret").write(tmp_path)
-    jobs = Jobs(submit="true", alive="true", cancel="true {}", at_most=1)
-    connection = {"address": "tcp://127.0.0.1:5555", "token": "secret"}
-    with raises(ValueError, "jobs= send to a fit"):
-        Simulations(inputs=[1.0], jobs=jobs, **connection).write(tmp_path)
     with raises(ValueError, "format='npy'"):
         simulations.write(tmp_path, format="npy")
     with raises(ValueError, "folder='s3://bucket'"):
