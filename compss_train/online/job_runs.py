@@ -21,7 +21,8 @@ from compss_train.online.job_variables import (
 from compss_train.online.jobs import Jobs, input_text, job_name, number_of
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import Simulations
-from compss_train.online.simulation_runs import FIRST, Simulation, SimulationRuns
+from compss_train.online.simulation_runs import Simulation, SimulationRuns
+from compss_train.online.source_failures import FIRST
 from compss_train.online.source_messages import (
     Finished,
     Progress,

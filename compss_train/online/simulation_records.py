@@ -83,6 +83,11 @@ class SimulationRecords:
         """The simulations that are complete, in order."""
         return [self._complete[number] for number in sorted(self._complete)]
 
+    @property
+    def any_with_samples(self) -> SimulationRecord | None:
+        """One of those that have samples, which all have the same layout; ``None`` if none has."""
+        return next((record for record in self._complete.values() if record.samples), None)
+
     def check(self, simulation: int, value: object, input_hash: int, steps: int | None) -> None:
         """Raise ``ValueError`` if a complete simulation had another input, or not these steps."""
         record = self._complete[simulation]

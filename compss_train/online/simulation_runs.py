@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from compss_train._utils.validation import warn_user
-from compss_train.exceptions import SimulationError, WorkerTraceback
+from compss_train.exceptions import SimulationError
 from compss_train.net import Client, Header
 from compss_train.online.events import ConnectedSource
 from compss_train.online.inputs import BEGUN, Inputs, shown
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import Simulations
 from compss_train.online.solver_steps import SolverSteps
-from compss_train.online.source_failures import SourceFailure
+from compss_train.online.source_failures import FIRST, SourceFailure
 from compss_train.online.source_messages import (
     Finished,
     Interrupted,
@@ -26,13 +25,6 @@ from compss_train.online.workers import Worker
 
 REPORT_SECONDS = 3.0
 """Seconds after which workers have reported the samples received so far."""
-FIRST = 3
-"""How many simulations tell, if all of them fail, that the others would, too.
-
-At least as many as run at a time.
-"""
-
-
 SourceT = TypeVar("SourceT", bound=ConnectedSource)
 
 
@@ -310,22 +302,14 @@ class SimulationRuns(ABC, Generic[SourceT]):
         """
         simulation.failures += 1
         retries = self._options.retries
-        reason, line_break, details = failed.failed.partition("\n")
-        details = line_break + details
-        failure = SourceFailure(
-            f"{simulation} failed: {reason}", details, failed.traceback, place=failed.place
-        )
+        failure = SourceFailure.of(simulation, failed)
         simulation.failure = failure
         if simulation.failures <= retries and not failed.repeats:
-            warn_user(f"{failure.summary}; retry {simulation.failures} of {retries}{details}")
+            failure.warn_of_retry(simulation.failures, retries)
             return True
-        if failed.place not in self._places:
-            self._places.add(failed.place)
-            details = f"{details}\n{WorkerTraceback(failed.traceback).text}"
-        why = f" after {simulation.failures} failures"
-        if failed.repeats:
-            why = ", as it would fail again"
-        warn_user(f"{failure.summary}; skipped{why}{details}")
+        is_new = failed.place not in self._places
+        self._places.add(failed.place)
+        failure.warn_of_skip(simulation.failures, repeats=failed.repeats, with_traceback=is_new)
         self.failure = self.failure or failure
         self._given_up_at = time.monotonic()
         self.inputs.give_up(simulation.number, simulation.value)

@@ -13,20 +13,15 @@ from compss_train._utils.validation import check_choice, warn_user
 from compss_train.data.writing import FORMATS
 from compss_train.engines import Engine, Ref, Resources, codec, engine_class
 from compss_train.engines.watch import say
-from compss_train.exceptions import SimulationError, WorkerTraceback
+from compss_train.exceptions import SimulationError
 from compss_train.online import simulation_file
 from compss_train.online.inputs import SHOWN, hash_of, shown
 from compss_train.online.simulation_file import SimulationWritten, write_simulation
 from compss_train.online.simulation_records import SimulationRecord, SimulationRecords
 from compss_train.online.solver_steps import SolverSteps
-from compss_train.online.source_failures import SourceFailure
+from compss_train.online.source_failures import FIRST, SourceFailure
 from compss_train.online.source_messages import SimulationFailed
 
-FIRST = 3
-"""How many simulations tell, if all of them fail, that the others would, too.
-
-At least as many as run at a time.
-"""
 _TICK = 0.05
 """Seconds between looks at the tasks that run."""
 
@@ -215,7 +210,7 @@ class SimulationWriter:
     def _check_layout(
         self, run: _Run, written: SimulationWritten, records: SimulationRecords
     ) -> None:
-        first = next((record for record in records.complete if record.samples), None)
+        first = records.any_with_samples
         if first is None or not written.samples or written.layout == first.layout:
             return
         (self.folder / self._name(run)).unlink(missing_ok=True)
@@ -229,18 +224,13 @@ class SimulationWriter:
         if failed.rejected:
             raise SimulationError(f"{run} yielded what does not fit: {failed.rejected}")
         run.failures += 1
-        reason, line_break, details = failed.failed.partition("\n")
-        details = line_break + details
-        summary = f"{run} failed: {reason}"
+        failure = SourceFailure.of(run, failed)
         if run.failures <= self.retries and not failed.repeats:
-            warn_user(f"{summary}; retry {run.failures} of {self.retries}{details}")
+            failure.warn_of_retry(run.failures, self.retries)
             self._repeated.append(run)
             return
-        failure = SourceFailure(summary, details, failed.traceback, place=failed.place)
-        if self._failure is None and failed.traceback:
-            details += f"\n{WorkerTraceback(failed.traceback).text}"
-        why = ", as it would fail again" if failed.repeats else f" after {run.failures} failures"
-        warn_user(f"{summary}; skipped{why}{details}")
+        is_first = self._failure is None and bool(failed.traceback)
+        failure.warn_of_skip(run.failures, repeats=failed.repeats, with_traceback=is_first)
         self._failure = self._failure or failure
         self._given_up.append(str(run))
         records.add(
