@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -91,8 +91,12 @@ class WatchedProcess(ABC):
 
 def write_stacks(heartbeat_path: str) -> None:
     """Let this process write its stack whenever it is asked to, beside its heartbeat's file."""
-    stack_file = os.open(f"{heartbeat_path}{STACK_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, _stack_file(heartbeat_path), all_threads=False)
+
+
+@cache
+def _stack_file(heartbeat_path: str) -> int:
+    return os.open(f"{heartbeat_path}{STACK_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from compss_train.engines.ray import agent
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the processes of job 2 on node 1 report."""
+    """Where the processes of node 1 report to engine 2."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    context = SimpleNamespace(get_node_id=lambda: "1", get_job_id=lambda: "2")
+    context = SimpleNamespace(get_node_id=lambda: "1")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     return tmp_path / "compss_train-1-2"
 
@@ -36,7 +36,7 @@ def victim():
 
 def report(folder: Path, process: psutil.Process) -> None:
     """Report, as a process that runs a task."""
-    path = folder / f"{process.pid}-{process.create_time()}"
+    path = folder / agent.id_of(process)
     path.write_bytes(bytes(liveness.SIZE))
     heartbeat = liveness.Heartbeat(str(path))
     heartbeat.report(doing="task 'wait'")
@@ -56,7 +56,7 @@ def test_processes_that_others_could_have_reported_are_not_watched(
         folder.symlink_to(place)
     elif how == "user":
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-    watching = agent.Agent("1")
+    watching = agent.Agent("1", "2")
     try:
         if how == "own":
             watching.look()
@@ -73,7 +73,7 @@ def test_processes_that_others_could_have_reported_are_not_watched(
 def test_a_process_that_dies_during_a_task_is_named_with_what_runs_again(folder, victim, capsys):
     folder.mkdir(mode=0o700)
     report(folder, victim)
-    watching = agent.Agent("1")
+    watching = agent.Agent("1", "2")
     try:
         watching.look()
         victim.kill()

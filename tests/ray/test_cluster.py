@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from compss_train import DistributedTrainer, EngineClosedError
 from compss_train.cli import main
 from compss_train.cli.ray_checks import KEEPALIVE, check_keepalive
-from compss_train.engines import RayEngine, Resources
+from compss_train.engines import RayEngine, Resources, liveness
 from compss_train.engines.nodes import Node
 from compss_train.engines.ray import cluster, submitter
 from compss_train.engines.ray.submitter import Submitter
@@ -231,6 +231,7 @@ class WithoutCluster(Submitter):
     """Has nodes, but starts no agents on them."""
 
     def __init__(self, start):
+        self._id = "1"
         self.agents = {}
         self.nodes = {}
         self._elsewhere = []
@@ -436,6 +437,19 @@ def test_the_users_cluster_is_used_and_left_running(shared_ray):
         with pytest.raises(EngineClosedError, match="shut down"):
             call()
     assert shared_ray.fetch([shared_ray.publish(5)]) == [5]
+
+
+def train_samples(count):
+    liveness.beat(count)
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_processes_report_to_each_engine_of_a_program():
+    """Ray keeps processes for the next engine, and the end of one removes its reports."""
+    for _ in range(2):
+        with RayEngine() as engine:
+            engine.fetch([engine.submit(train_samples, 5) for _ in range(8)])
+            wait_until(lambda: engine.trained_samples() == 40, 60)
 
 
 @pytest.mark.parametrize(

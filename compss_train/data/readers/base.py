@@ -30,6 +30,10 @@ Arrays = dict[str, Block]
 """Some rows of each array of a file, by name."""
 
 
+_PARSING_ATTEMPTS = 10
+"""Times that a function is called before an error of Python's own parser counts."""
+
+
 class Reader(ABC):
     """Reads one file format; instances are pickled for tasks, and used by several threads at once.
 
@@ -160,7 +164,7 @@ class CustomReader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of samples that the function returns."""
-        rows = self.function(path, get_data=False)
+        rows = self._call(path, get_data=False)
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
             raise FileContentError(
                 f"has no number of samples: the reader returned a {type(rows).__name__} instead "
@@ -181,7 +185,7 @@ class CustomReader(Reader):
         self, path: str, start: int, stop: int, keys: Collection[str] | None = None
     ) -> tuple[Arrays, int]:
         """Return rows of the arrays; the function reads the whole file."""
-        returned = self.function(path, get_data=True)
+        returned = self._call(path, get_data=True)
         if not (
             isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)
         ):
@@ -200,6 +204,21 @@ class CustomReader(Reader):
                 f"has {length} rows in its arrays, but the reader returned {returned[1]}"
             )
         return {key: array[start:stop] for key, array in arrays.items()}, length
+
+    def _call(self, path: str, *, get_data: bool) -> Any:
+        """Call the function; again if Python could not parse text in several threads at once.
+
+        Functions read numpy's headers, which numpy parses by ``ast``: CPython's issue 106905.
+        """
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return self.function(path, get_data=get_data)
+            except SystemError as error:
+                is_of_parser = "recursion depth mismatch" in str(error)
+                if not is_of_parser or attempts == _PARSING_ATTEMPTS:
+                    raise
 
 
 def reader_id(reader: Reader) -> str:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -64,26 +64,35 @@ def load(value: SerializedValue) -> Any:
     return pickle.loads(value.data, buffers=buffers)
 
 
+class Watched(NamedTuple):
+    """For whom a task reports, and how it is watched: ``Heartbeat.watched``."""
+
+    engine: str
+    """The id of its engine, whose agents read the reports."""
+    fit: int = 0
+    """The number of its fit; 0 for a task that is not watched."""
+    timeout: float = 0.0
+    """Seconds of silence that end its process; 0 for never."""
+
+
 def run_task(
     call: SerializedValue,
     cpus: int,
-    watched: tuple[int, float],
+    watched: Watched,
     results: int,
     *inputs: SerializedValue,
 ) -> list[Any]:
     """Run a task; return its serialized results and the id of its node.
 
-    If it fails, return ``None`` for each result, and a ``Failure``.
-
-    ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since
-    Ray would wrap an exception, and runs a task again only if its process dies.
+    If it fails, return ``None`` for each result, and a ``Failure``: Ray would wrap an exception,
+    and runs a task again only if its process dies.
     """
     try:
-        heartbeat = _heartbeat()
-        _check_wanted(watched[0])
+        heartbeat = _heartbeat(watched.engine)
+        _check_wanted(watched)
         function, args, settings = call.load()
         args = calls.filled(args, [load(value) for value in inputs])
-        heartbeat.watch(*watched)
+        heartbeat.watch(watched.fit, watched.timeout)
         doing = f"task {calls.name_of(function)!r}"
         with _reporting(heartbeat, doing), calls.intra_op_threads(cpus):
             gpus = ray.get_gpu_ids()
@@ -106,45 +115,66 @@ def _reporting(heartbeat: liveness.Heartbeat, doing: str) -> Iterator[None]:
         heartbeat.report(doing="")
 
 
+def _heartbeat(engine: str) -> liveness.Heartbeat:
+    """Prepare this process for a task of an engine; return where the task reports."""
+    _prepare_process()
+    heartbeat = _heartbeat_for(engine)
+    write_stacks(heartbeat.path)
+    return heartbeat
+
+
 @cache
-def _heartbeat() -> liveness.Heartbeat:
-    """Prepare this process for tasks, once; return where they report."""
+def _prepare_process() -> None:
     calls.prepare_process()
     sys.meta_path.append(SentModules())
-    process = psutil.Process()
-    path = _folder() / f"{process.pid}-{process.create_time()}"
-    write_stacks(str(path))
+
+
+@cache
+def _heartbeat_for(engine: str) -> liveness.Heartbeat:
+    """Return where this process reports to an engine.
+
+    Ray keeps it for other engines of the program, which come and go with their own folders.
+    """
+    path = _folder(engine) / id_of(psutil.Process())
     unfinished = path.with_suffix(_UNFINISHED)
     unfinished.write_bytes(bytes(liveness.SIZE))
     return liveness.Heartbeat(str(unfinished.rename(path)))
 
 
-def _folder() -> Path:
-    """Return the folder where the processes of a program report on this node.
+def id_of(process: psutil.Process) -> str:
+    """Return what tells a process from others of this node, before and after it.
+
+    Linux has the time of a start since boot; psutil adds that of the boot, which changes whenever
+    the clock is set.
+    """
+    started = process.create_time() - psutil.boot_time()
+    return f"{process.pid}-{started * 100:.0f}"
+
+
+def _folder(engine: str) -> Path:
+    """Return the folder where the processes of this node report to an engine.
 
     Raises ``ValueError`` if others could write to it: the agent sends signals to the processes that
     report there.
     """
-    context = ray.get_runtime_context()
-    folder = Path(
-        tempfile.gettempdir(), f"compss_train-{context.get_node_id()}-{context.get_job_id()}"
-    )
+    node = ray.get_runtime_context().get_node_id()
+    folder = Path(tempfile.gettempdir(), f"compss_train-{node}-{engine}")
     folder.mkdir(mode=0o700, exist_ok=True)
     return check_private(folder)
 
 
-def _check_wanted(fit: int) -> None:
+def _check_wanted(watched: Watched) -> None:
     """Raise ``TaskCancelledError`` if the tasks of this fit are to end on this node."""
-    if fit and (_folder() / f"{fit}{_ENDED}").exists():
+    if watched.fit and (_folder(watched.engine) / f"{watched.fit}{_ENDED}").exists():
         raise TaskCancelledError
 
 
-def end_fits(fits: Collection[int]) -> None:
+def end_fits(engine: str, fits: Collection[int]) -> None:
     """End the processes of this node that run tasks of these fits; no such task begins any more.
 
     This needs nothing of Ray, which may not answer.
     """
-    folder = _folder()
+    folder = _folder(engine)
     for fit in fits:
         (folder / f"{fit}{_ENDED}").touch()
     for path in _heartbeats(folder):
@@ -168,18 +198,15 @@ class _Process(WatchedProcess):
         self.ready = Future()
         self.timed_out = False
         self.watching: Watching | None = None
-        pid, _, created = path.name.partition("-")
-        self.pid = int(pid)
-        self._created = float(created)
+        self.pid = int(path.name.partition("-")[0])
         self.ready.set_result(self.pid)
 
     def alive(self) -> bool:
         """Whether the process runs, and is the same one: another may have got its number."""
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            return bool(
-                process.create_time() == self._created and process.status() != psutil.STATUS_ZOMBIE
-            )
+            is_same = id_of(process) == self.path.name
+            return is_same and process.status() != psutil.STATUS_ZOMBIE
         return False
 
     def _send(self, number: signal.Signals) -> None:
@@ -195,7 +222,8 @@ class Agent:
     nothing, as that node has its own.
     """
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, engine: str) -> None:
+        self._engine = engine
         self._open: bool = ray.get_runtime_context().get_node_id() == node
         self._lock = threading.Lock()
         self._watch = Watch()
@@ -223,7 +251,7 @@ class Agent:
 
     def end_fits(self, fits: Collection[int]) -> None:
         """End the processes of this node that run tasks of these fits."""
-        end_fits(fits)
+        end_fits(self._engine, fits)
 
     def close(self) -> None:
         """Watch no more, and remove the files of the reports."""
@@ -232,7 +260,7 @@ class Agent:
             was_open = self._open
             self._open = False
             if was_open:
-                shutil.rmtree(_folder(), ignore_errors=True)
+                shutil.rmtree(_folder(self._engine), ignore_errors=True)
 
     def look(self) -> None:
         """Look at the processes now; they are looked at from time to time as well."""
@@ -251,7 +279,7 @@ class Agent:
 
     def _look(self) -> None:
         """Find processes that have started, died, or begun or ended a task."""
-        for path in _heartbeats(_folder()):
+        for path in _heartbeats(_folder(self._engine)):
             if path.name not in self._processes:
                 self._processes[path.name] = _Process(path)
         for name, process in list(self._processes.items()):

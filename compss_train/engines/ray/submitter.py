@@ -1,6 +1,7 @@
 """Hands ready tasks to Ray, for processes of any node or a node's agent; keeps their results."""
 
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -69,6 +70,8 @@ class Submitter(GraphThread):
         super().__init__()
         self._custom = custom
         """The custom resources of tasks that processes run."""
+        self._id = secrets.token_hex(8)
+        """Tells the engine's agents and reports from those of the program's other engines."""
         self._run_task = ray.remote(agent.run_task)
         # Ray would start an actor that asks for nothing on any node, whatever its strategy.
         options: Any = {"num_cpus": 0, "memory": 1, "max_restarts": -1, "max_task_retries": -1}
@@ -244,7 +247,7 @@ class Submitter(GraphThread):
         )
         fits = {task.watching.number for task in tasks if task.watching is not None}
         with suppress(OSError, ValueError):
-            agent.end_fits(fits)
+            agent.end_fits(self._id, fits)
         self._call({*self.nodes} - {self.here}, "end_fits", fits)
 
     def _noted(self) -> Any:
@@ -293,7 +296,7 @@ class Submitter(GraphThread):
         self._unwatched.discard(node)
         self.agents[node] = self._new_agent.options(
             scheduling_strategy=NodeAffinity(node, soft=True)
-        ).remote(node)
+        ).remote(node, self._id)
         watches = self._call([node], "watches")[0]
         watches.future().add_done_callback(lambda done: self.post(self._check_agent, node, done))
 
@@ -322,7 +325,9 @@ class Submitter(GraphThread):
             call = ray.put(call)
             lineage = (call, *lineage)
         watching = task.watching
-        watched = (0, 0.0) if watching is None else (watching.number, watching.timeout or 0.0)
+        watched = agent.Watched(self._id)
+        if watching is not None:
+            watched = agent.Watched(self._id, watching.number, watching.timeout or 0.0)
         arguments = [call, task.resources.cpus, watched, len(task.outputs)]
         arguments += [value.ref for value in inputs]
         run, options = self._placed(task, inputs)

@@ -36,6 +36,28 @@ def test_a_reader_of_other_rows_than_requested_is_an_error(tmp_path, rows):
         part.read(RowRange(0, 2, 5))
 
 
+@pytest.mark.parametrize(("failures", "is_read"), [(9, True), (10, False)])
+def test_a_function_is_called_again_where_python_cannot_parse_in_threads(
+    tmp_path, failures, is_read
+):
+    """CPython 3.11: numpy's headers, which it parses as Python, in several threads at once."""
+    path = tmp_path / "f"
+    path.write_text("content")
+    errors = [SystemError("AST constructor recursion depth mismatch (before=6, after=5)")]
+    left = errors * failures
+
+    def function(filename, get_data=False):
+        if get_data and left:
+            raise left.pop()
+        return ({"x": X, "y": Y}, 7) if get_data else 7
+
+    if is_read:
+        same(read_file(path, function)["x"], X)
+    else:
+        with names(path, "cannot be read: SystemError"):
+            read_file(path, function)
+
+
 @pytest.mark.parametrize(
     ("counted", "returned", "name"),
     [
