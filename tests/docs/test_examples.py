@@ -128,7 +128,10 @@ def test_the_picture_of_a_report_exists_and_can_be_read_on_a_phone():
     assert int.from_bytes(picture[16:20]) <= 2 * 400
 
 
-def blocks(kind, document="docs/online.md"):
+SOLVERS = "docs/solvers.md"
+
+
+def blocks(kind, document):
     return re.findall(
         rf"^```{kind}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL
     )
@@ -143,13 +146,13 @@ def test_the_examples_run(run_blocks):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     address = f"tcp://127.0.0.1:{free_port()}"
-    (tmp_path / "solver.c").write_text(blocks("c")[1])
+    (tmp_path / "solver.c").write_text(blocks("c", SOLVERS)[1])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
-    lines = "".join(blocks("sh")).splitlines()
+    lines = "".join(blocks("sh", SOLVERS)).splitlines()
     command = next(line for line in lines if line.startswith("compss-train send"))
     command = command.replace("compss-train", f"{sys.executable} -m compss_train")
-    (fit,) = (text for text in blocks("python notest") if "senders=1" in text)
-    (send,) = (text for text in blocks("python notest") if 'name="solver 1"' in text)
+    (fit,) = (text for text in blocks("python notest", SOLVERS) if "senders=1" in text)
+    (send,) = (text for text in blocks("python notest", SOLVERS) if 'name="solver 1"' in text)
     programs = fit, send, *blocks("python notest", "docs/reference/online.md")
     fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in programs)
     environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}
@@ -173,12 +176,14 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_solver_with_the_header_is_trained_on(run_blocks, tmp_path):
-    (tmp_path / "decay.c").write_text(blocks("c")[0])
+    (tmp_path / "decay.c").write_text(blocks("c", SOLVERS)[0])
     command = f"{sys.executable} -m compss_train headers"
-    subprocess.run(blocks("sh")[0].replace("compss-train headers", command), shell=True, check=True)
+    subprocess.run(
+        blocks("sh", SOLVERS)[0].replace("compss-train headers", command), shell=True, check=True
+    )
     begun = python_blocks("docs/online.md")[0].partition("parameters =")[0]
     printed = run_blocks(
-        [begun, blocks("python notest")[0], "print(trainer.history[-1]['received'])"]
+        [begun, blocks("python notest", SOLVERS)[0], "print(trainer.history[-1]['received'])"]
     )
     assert printed == "2000\n"
 
