@@ -127,8 +127,11 @@ class Measured:
     """The dtypes that batches had, each with the network's, which they were converted to."""
     model_state: dict[str, Any] | None = None
     """Of worker 0, what its model keeps besides the parameters (``model_state``)."""
-    grown_lists: Sequence[tuple[str, str]] = ()
-    """In the first round, the lists of the program that functions have filled (``grown_lists``)."""
+    changed_variables: Sequence[tuple[str, str]] = ()
+    """In the first round, the variables of the program that functions have changed.
+
+    See ``program_variables``.
+    """
     trace: bytes | None = None
     """The trace of ``torch.profiler``, compressed JSON."""
 

@@ -68,6 +68,7 @@ class ModelReplica:
         self.train_transform = copied.train_transform
         self.training_step = copied.training_step
         self.validation_step = copied.validation_step
+        self.pairing = copied.pairing
         self._stage = 0
         """The first of ``_STAGES`` that may do for the network."""
         self.compares_step = False

@@ -101,6 +101,8 @@ class TrainingSpec:
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` as for ``training_step``."""
+    pairing: Callable[..., Any] | None = None
+    """Makes a batch of two batches of time steps, in online fits with pairs."""
 
     def float_dtype(self) -> str | None:
         """Return the dtype to which columns of tables are converted.
@@ -187,6 +189,7 @@ class TrainingSpec:
             "collate": self.collate,
             "training_step": self.training_step,
             "validation_step": self.validation_step,
+            "pairing": self.pairing,
         }
         return {name: value for name, value in objects.items() if value is not None}
 

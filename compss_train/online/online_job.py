@@ -9,7 +9,7 @@ from compss_train.data.collating import in_tensors
 from compss_train.engines import nodes
 from compss_train.model.schedule import Schedule
 from compss_train.net import Address, sockets
-from compss_train.online.options import OnlineOptions
+from compss_train.online.options import OnlineOptions, Pairing
 from compss_train.online.receiver import NUMBERS
 from compss_train.online.routing import Routing, StreamKeys
 from compss_train.training.hyperparameters import SetValues
@@ -67,14 +67,19 @@ class OnlineJob:
         """Which worker gets which sample."""
         return Routing(self.num_workers, whole=self.paired)
 
-    def make_batch(self, drawn: Any, worker: int, position: int) -> Batch:
-        """Return a batch of what the worker's buffer gave; the position is its number."""
-        if self.options.pairing is None:
+    def make_batch(
+        self, drawn: Any, worker: int, position: int, *, pairing: Pairing | None = None
+    ) -> Batch:
+        """Return a batch of what the worker's buffer gave; the position is its number.
+
+        ``pairing`` is the worker's own copy of the function.
+        """
+        if pairing is None:
             x = drawn["x"]
             y = drawn.get("y")
             simulations, steps = drawn[NUMBERS].T
         else:
-            result = self.options.pairing(*drawn)
+            result = pairing(*drawn)
             parts = result if isinstance(result, tuple) and len(result) < 3 else (result,)
             x = in_tensors(parts[0], "pairing")
             y = in_tensors(parts[1], "pairing") if len(parts) > 1 else None

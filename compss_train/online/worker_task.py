@@ -291,7 +291,10 @@ class OnlineWorker:
                 self._save_if_asked()
                 continue
             self._follow_schedule()
-            yield self._job.make_batch(drawn, self._number, self._batches).to(self._device)
+            batch = self._job.make_batch(
+                drawn, self._number, self._batches, pairing=self._learner.replica.pairing
+            )
+            yield batch.to(self._device)
             self._batches += 1
             self._after_batch()
 

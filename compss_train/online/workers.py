@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
+from compss_train.model.program_variables import changed_variables, variable_warning
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import encode_value
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray
 from compss_train.online.events import ConnectedTask
@@ -43,6 +45,7 @@ from compss_train.online.worker_task import train_online
 from compss_train.training.session import Session
 from compss_train.training.snapshot import worker_to_dict
 from compss_train.training.training_state import NOTHING_KEPT
+from compss_train.worker.state import WorkerState
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""
@@ -163,13 +166,15 @@ class Workers:
     def __init__(
         self,
         session: Session,
+        spec: TrainingSpec,
         job: OnlineJob,
-        reports: Reports,
         *,
+        reports: Reports,
         folder: Path,
         parts: Sequence[SavedWorker] = (),
     ) -> None:
         self._session = session
+        self._spec = spec
         self._reports = reports
         self._folder = folder
         self._has_warned = False
@@ -178,6 +183,8 @@ class Workers:
         """Gets the reports of workers on the losses of their samples."""
         self.saving: RunningSave | None = None
         """The save that is being made, if any."""
+        self._changed_variables: set[tuple[str, str]] = set()
+        """The variables of the program that workers have changed, until now."""
         self._saves = 0
         """How many saves were begun."""
         self.all = self._submitted(job)
@@ -188,7 +195,7 @@ class Workers:
     def _submitted(self, job: OnlineJob) -> list[Worker]:
         session = self._session
         resources = replace(session.resources, own_process=True)
-        spec = session.engine.publish(session.model.built.training_spec.weightless())
+        spec = session.engine.publish(self._spec.weightless())
         moments = session.engine.publish(session.state().merge.moments)
         workers: list[Worker] = []
         for number, state in enumerate(session.separate_states()):
@@ -389,6 +396,7 @@ class Workers:
                 worker.done = True
                 worker.repetitions = message.repetitions
                 worker.state = self._session.engine.publish(message.state)
+                self._warn_of_variables(message.state)
         return None
 
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:
@@ -408,6 +416,18 @@ class Workers:
         for worker in self.all:
             worker.arrived = None
         self.go_on()
+
+    def _warn_of_variables(self, state: WorkerState) -> None:
+        """Warn of the program's own variables that functions have changed in the worker."""
+        roots = self._spec.roots()
+        before = self._spec.attributes.values
+        changed = changed_variables(roots, before, state.attributes or {})
+        for root_name, variable in changed:
+            if (root_name, variable) not in self._changed_variables:
+                self._changed_variables.add((root_name, variable))
+                warning = variable_warning(root_name, roots[root_name], variable)
+                if warning is not None:
+                    validation.warn_user(warning)
 
     def _raise_failure(self, worker: Worker, failure: Failed) -> None:
         """Raise the exception of a worker: that of its task, unless it does not end in time."""

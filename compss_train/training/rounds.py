@@ -19,7 +19,7 @@ from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.measurements import Measured
 from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parts import joined
-from compss_train.model.program_lists import list_warning
+from compss_train.model.program_variables import variable_warning
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_of_epochs import FitOfEpochs
@@ -426,7 +426,7 @@ class RoundLoop(FitRun):
         for part in parts:
             self._skipped |= dict.fromkeys(part.skipped)
         of_workers = measured["workers"]
-        self._warn_of_lists(of_workers)
+        self._warn_of_variables(of_workers)
         if any(part.samples for part in of_workers):
             self._unread = 0
         else:
@@ -438,12 +438,12 @@ class RoundLoop(FitRun):
             self._uncounted += sum(part.samples for part in of_workers)
         self._fit.data.check_counted(self._uncounted)
 
-    def _warn_of_lists(self, of_workers: Sequence[Measured]) -> None:
-        """Warn of the program's own lists that functions have filled in tasks."""
-        grown_lists = dict.fromkeys(chain.from_iterable(part.grown_lists for part in of_workers))
+    def _warn_of_variables(self, of_workers: Sequence[Measured]) -> None:
+        """Warn of the program's own variables that functions have changed in tasks."""
+        changed = dict.fromkeys(chain.from_iterable(part.changed_variables for part in of_workers))
         spec = self._session.model.built.training_spec
-        for root_name, variable in grown_lists:
-            warning = list_warning(root_name, spec.roots()[root_name], variable)
+        for root_name, variable in changed:
+            warning = variable_warning(root_name, spec.roots()[root_name], variable)
             if warning is not None:
                 warn_user(warning)
 

@@ -20,7 +20,7 @@ from compss_train.model.measurements import Measured
 from compss_train.model.model_state import model_state
 from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.parts import Moments, Part, joined, joined_moments
-from compss_train.model.program_lists import grown_lists
+from compss_train.model.program_variables import changed_variables
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.learner import Learner
 from compss_train.worker.merging.buffers import unchanged_names
@@ -163,7 +163,9 @@ def _result(
     )
     if work.check_outputs and after.attributes:
         spec = learner.replica.spec
-        measured.grown_lists = grown_lists(spec.roots(), spec.attributes.values, after.attributes)
+        measured.changed_variables = changed_variables(
+            spec.roots(), spec.attributes.values, after.attributes
+        )
     if job.optimizer_state == "average":
         after = replace(after, optimizer=None)
     if work.worker == 0 and (after.module_buffers or after.attributes):

@@ -88,6 +88,12 @@ def simulate_rows(arrays: Sequence[Any]) -> Any:
         yield row if len(row) > 1 else row[0]
 
 
+def numbered_rows(rows):
+    """Send rows with their time steps."""
+    for step, (x, y) in enumerate(simulate_rows(rows)):
+        yield step, x, y
+
+
 def pairing(earlier, later):
     assert torch.equal(torch.from_numpy(earlier.step), earlier.data[0][:, 1].long())
     x = torch.cat([earlier.data[0], earlier.data[1][:, None], later.data[0]], 1)

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import Merge, Simulations
+from compss_train import BufferSpec, Merge, Simulations
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.calls import intra_op_threads
 from tests.helpers.models import SGD, assert_same_bits, classification, state_arrays
 from tests.helpers.waiting import pause
 from tests.online.fits import DEFAULTS, batches_of, build_trainer, fit_online
-from tests.online.simulations import simulate_rows
+from tests.online.simulations import numbered_rows, simulate_rows
 from tests.training.test_model_state import ActNorm
 from tests.worker.merging.test_buffers import Keeping
 
@@ -49,6 +49,52 @@ def test_globals_that_one_of_two_workers_changes(local):
     trainer = build_trainer(local, 2, nn.Linear(6, 3), SGD, None, training_step=counts)
     with pytest.raises(TypeError, match="the global variable 'COUNT', which counts uses"):
         fit_online(trainer, simulate_rows, [(x, y)])
+
+
+class Pairing:
+    """Counts its batches, in an attribute or in a global variable."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.batches = 0
+
+    def __call__(self, earlier, later):
+        global COUNT
+        if self.kind == "global":
+            COUNT += 1
+        self.batches += 1
+        x, _ = later.data
+        return x, earlier.data[0] * self.batches
+
+
+def paired(trainer, kind="attribute", **options):
+    buffer = BufferSpec("SimPairedReservoir", 70, threshold=2, sweep_size=9, nb_time_steps=7)
+    inputs = [(X[start : start + 7], Y[start : start + 7]) for start in range(0, 63, 7)]
+    options = {**DEFAULTS, "batch_size": 3, "buffer": buffer, **options}
+    simulations = Simulations(numbered_rows, inputs, pairing=Pairing(kind))
+    trainer.fit_online(simulations, progress=False, **options)
+    return trainer
+
+
+def test_globals_that_a_pairing_changes(local, raises):
+    trainer = build_trainer(local, 1, nn.Linear(4, 4), SGD, nn.MSELoss())
+    with raises(TypeError, "COUNT"):
+        paired(trainer, "global")
+
+
+def test_each_worker_has_its_own_copy_of_a_pairing(local):
+    trainer = paired(build_trainer(local, 2, nn.Linear(4, 4), SGD, nn.MSELoss()))
+    workers = trainer.snapshot().workers
+    assert [state.attributes["pairing.batches"] for state in workers] == [
+        state.batches for state in workers
+    ]
+    # Kept by the next fit, too; those without pairs do not know it.
+    paired(trainer)
+    workers = trainer.snapshot().workers
+    assert [state.attributes["pairing.batches"] for state in workers] == [
+        state.batches for state in workers
+    ]
+    trainer.fit(X, Y, num_epochs=1, batch_size=7, progress=False)
 
 
 def test_globals_that_are_read(local):

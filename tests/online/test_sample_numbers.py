@@ -4,7 +4,6 @@ sent.
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,8 +253,7 @@ def test_pairs_may_have_several_inputs_or_no_targets():
         "of x": (drawn[0].data, (inputs[0], None)),
         "several": ((*inputs, inputs[0]), ((*inputs, inputs[0]), None)),
     }.values():
-        options = SimpleNamespace(pairing=lambda *_, made=made: made)
-        batch = OnlineJob.make_batch(SimpleNamespace(options=options), drawn, 0, 0)
+        batch = OnlineJob.make_batch(None, drawn, 0, 0, pairing=lambda *_, made=made: made)
         assert (batch.x, batch.y) == expected
         assert batch.simulations.tolist() == [[3, 3], [4, 4]]
         assert batch.steps.tolist() == [[1, 2], [5, 5]]
@@ -280,6 +278,5 @@ def test_pairings_return_tensors(part):
         batch[part] = np.concatenate([earlier.data, later.data], axis=1)
         return tuple(batch)
 
-    options = SimpleNamespace(pairing=pairing)
     with pytest.raises(TypeError, match="pairing returned a numpy array: return tensors"):
-        OnlineJob.make_batch(SimpleNamespace(options=options), drawn, 0, 0)
+        OnlineJob.make_batch(None, drawn, 0, 0, pairing=pairing)

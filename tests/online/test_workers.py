@@ -39,13 +39,14 @@ def workers_of(submitted, folder):
     """Return two workers on an engine that runs nothing."""
     session = SimpleNamespace(
         engine=engine_of(submitted),
-        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
         separate_states=lambda: [(), ()],
         state=TrainingState,
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
     )
-    return Workers(session, SimpleNamespace(num_workers=2, seed=0), None, folder=folder)
+    spec = SimpleNamespace(weightless=str)
+    job = SimpleNamespace(num_workers=2, seed=0)
+    return Workers(session, spec, job, reports=None, folder=folder)
 
 
 def client_of(number, sent=None):

@@ -3,6 +3,7 @@
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from compss_train.exceptions import WorkerLostError
 
 _ANSWER_SECONDS = 2.0
 """Seconds in which a node takes a connection."""
+
+_FILES_SECONDS = 5.0
+"""Seconds in which COMPSs writes the files of a job that has failed."""
 
 _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*", re.MULTILINE)
 """The last line of a traceback."""
@@ -54,8 +58,7 @@ class FailedJob:
 def lost_task_error() -> WorkerLostError:
     """Return the error for a value that the runtime will never have."""
     folder = Path(runtime.jvm_options().get("compss.log.dir", ""))
-    # Only jobs that have failed leave files, and the first one made others fail.
-    jobs = sorted(_failed_jobs(folder), key=lambda job: job.number)
+    jobs = _await_failed_jobs(folder)
     causes = [job for job in jobs if _EMPTY_INPUT not in job.errors]
     job = next(iter(causes or jobs), None)
     printed = f" ({job.output})" if job is not None else ""
@@ -84,6 +87,19 @@ def _cause(job: FailedJob | None) -> str:
         return f"its worker process{job.place} died{_OF_DEAD_PROCESS}"
     advice = f". {_of_missing_module()}" if "ModuleNotFoundError" in job.errors[-1] else ""
     return f"it failed{job.place} with {job.errors[-1]}{advice}"
+
+
+def _await_failed_jobs(folder: Path) -> list[FailedJob]:
+    """Return the jobs that have failed, in order, once COMPSs has written the file of one.
+
+    Only these leave files, and the first one made others fail.
+    """
+    deadline = time.monotonic() + _FILES_SECONDS
+    jobs = [*_failed_jobs(folder)]
+    while not jobs and time.monotonic() < deadline:
+        time.sleep(0.1)
+        jobs = [*_failed_jobs(folder)]
+    return sorted(jobs, key=lambda job: job.number)
 
 
 def _failed_jobs(folder: Path) -> Iterator[FailedJob]:

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from compss_train.engines.compss import lost_tasks
 from compss_train.engines.compss.configuration import free_first_port, loopback_nodes, write
 from compss_train.engines.compss.lost_tasks import lost_task_error, silent_nodes
 
@@ -105,5 +106,11 @@ def test_a_node_that_does_not_answer_is_named(folder):
 
 
 def test_without_a_log_the_error_says_what_is_most_likely(monkeypatch):
+    monkeypatch.setattr(lost_tasks, "_FILES_SECONDS", 0.0)
     monkeypatch.delenv("JVM_OPTIONS_FILE", raising=False)
     assert "COMPSs lost a task: its worker process died" in str(lost_task_error())
+
+
+def test_the_file_of_a_failed_job_comes_late(folder, monkeypatch):
+    monkeypatch.setattr(lost_tasks.time, "sleep", lambda _: fail(folder, 9, "no traceback"))
+    assert "its worker process on node n1 died" in str(lost_task_error())

@@ -1,4 +1,4 @@
-"""Lists of the program that functions fill in tasks: who reads them after the fit is warned."""
+"""Variables of the program that functions change in tasks: who reads them later is warned."""
 
 import warnings
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import BufferSpec, DistributedTrainer
 from tests.helpers.models import SGD
 from tests.helpers.small_fits import X, Y
+from tests.online.fits import fit_online
+from tests.online.simulations import numbered_rows
 
 
 def fit(trainer, **options):
@@ -40,6 +42,48 @@ def test_a_list_of_the_function_that_calls_the_fit(engine, kind):
         fit(built(engine, training_step=step))
     assert len(told) == 1  # once a fit
     assert not losses
+
+
+def test_a_number_of_the_function_that_calls_the_fit(engine):
+    total = 0.0
+
+    def step(net, batch, context):
+        nonlocal total
+        loss = loss_of(net, batch)
+        total += loss.item()
+        return loss
+
+    with pytest.warns(UserWarning, match="training_step= changes the variable 'total' of") as told:
+        fit(built(engine, training_step=step))
+    assert len(told) == 1
+    assert total == 0
+
+
+def test_in_a_fit_with_simulations(shared_local):
+    losses = []
+    pairs = 0
+
+    def step(net, batch, context):
+        losses.append(loss_of(net, batch).item())
+        return loss_of(net, batch)
+
+    def pairing(earlier, later):
+        nonlocal pairs
+        pairs += 1
+        return earlier.data[0], later.data[1]
+
+    trainer = built(shared_local, None, training_step=step)
+    buffer = BufferSpec("SimPairedReservoir", 20, threshold=2, sweep_size=4, nb_time_steps=5)
+    inputs = [(X[start : start + 5], Y[start : start + 5]) for start in range(0, 20, 5)]
+    with pytest.warns(UserWarning, match="which stays as it is") as told:
+        fit_online(trainer, numbered_rows, inputs, pairing=pairing, buffer=buffer, batch_size=4)
+    texts = sorted(f"{warning.message}" for warning in told)
+    assert [text.split(" of ")[0] for text in texts] == [
+        "pairing= changes the variable 'pairs'",
+        "training_step= appends to the list 'losses'",
+    ]
+    assert not losses
+    assert pairs == 0
 
 
 def test_one_of_a_loss_that_an_outer_function_has():
