@@ -59,7 +59,10 @@ def variable_warning(root_name: str, root: Any, variable: str) -> str | None:
 
     It can if a function that is running, and calls the fit, has the variable.
     """
-    contents = filled_cells(root).get(variable)
+    cells = filled_cells(root) if isinstance(root, FunctionType) else {}
+    if variable not in cells:
+        return None
+    contents = cells[variable]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         is_variable = variable in frame.f_code.co_cellvars

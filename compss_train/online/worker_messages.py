@@ -96,6 +96,8 @@ class Done:
     repetitions: list[int]
     """At index n, how many samples were trained on n times."""
     state: WorkerState
+    changed_variables: Sequence[tuple[str, str]] = ()
+    """The variables of the program that functions have changed (``program_variables``)."""
 
 
 WorkerMessage: TypeAlias = Listening | Failed | Reported | SavePart | Done
@@ -124,7 +126,12 @@ def pack(message: WorkerMessage) -> tuple[Header, Sequence[Block]]:
             ]
         case Done():
             state = encode_value(worker_to_dict(message.state))
-            return {"done": True, "repetitions": message.repetitions}, [state]
+            header = {
+                "done": True,
+                "repetitions": message.repetitions,
+                "changed_variables": message.changed_variables,
+            }
+            return header, [state]
 
 
 def parse(header: Header, arrays: Sequence[ReceivedArray]) -> WorkerMessage:
@@ -142,7 +149,8 @@ def parse(header: Header, arrays: Sequence[ReceivedArray]) -> WorkerMessage:
             case {"done": _}:
                 repetitions = [int(samples) for samples in header["repetitions"]]
                 state = decode_value(arrays[0].tensor())
-                return Done(repetitions, worker_from_dict(state))
+                changed = [(str(root), str(name)) for root, name in header["changed_variables"]]
+                return Done(repetitions, worker_from_dict(state), changed)
             case _:
                 raise MessageError(f"malformed message: a worker sends no {sorted(header)}")
 

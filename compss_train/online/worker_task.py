@@ -25,6 +25,7 @@ from compss_train.model import devices
 from compss_train.model import parameters as params
 from compss_train.model.lr_schedule import LrSchedule, make_schedule, rates
 from compss_train.model.parts import Moments
+from compss_train.model.program_variables import changed_variables
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import decode_value, encoded_pieces
 from compss_train.net import Address, ConnectionLostError
@@ -271,9 +272,14 @@ class OnlineWorker:
             error.sample = self._receiver.not_finite
             raise
         self._report()
-        repetitions = self._buffer.repetitions().tolist()
-        self._coordinator.send(Done(repetitions, self._learner.state()))
+        self._coordinator.send(self._done())
         self._coordinator.await_end()
+
+    def _done(self) -> Done:
+        spec = self._learner.replica.spec
+        state = self._learner.state()
+        changed = changed_variables(spec.roots(), spec.attributes.values, state.attributes or {})
+        return Done(self._buffer.repetitions().tolist(), state, changed)
 
     def _drawn_batches(self) -> Iterator[Batch]:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
-from compss_train.model.program_variables import changed_variables, variable_warning
+from compss_train.model.program_variables import variable_warning
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import encode_value
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray
@@ -45,7 +45,6 @@ from compss_train.online.worker_task import train_online
 from compss_train.training.session import Session
 from compss_train.training.snapshot import worker_to_dict
 from compss_train.training.training_state import NOTHING_KEPT
-from compss_train.worker.state import WorkerState
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""
@@ -396,7 +395,7 @@ class Workers:
                 worker.done = True
                 worker.repetitions = message.repetitions
                 worker.state = self._session.engine.publish(message.state)
-                self._warn_of_variables(message.state)
+                self._warn_of_variables(message.changed_variables)
         return None
 
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:
@@ -417,13 +416,12 @@ class Workers:
             worker.arrived = None
         self.go_on()
 
-    def _warn_of_variables(self, state: WorkerState) -> None:
-        """Warn of the program's own variables that functions have changed in the worker."""
+    def _warn_of_variables(self, changed: Sequence[tuple[str, str]]) -> None:
+        """Warn of the program's own variables that functions have changed in a worker."""
         roots = self._spec.roots()
-        before = self._spec.attributes.values
-        changed = changed_variables(roots, before, state.attributes or {})
         for root_name, variable in changed:
-            if (root_name, variable) not in self._changed_variables:
+            is_new = (root_name, variable) not in self._changed_variables
+            if is_new and root_name in roots:
                 self._changed_variables.add((root_name, variable))
                 warning = variable_warning(root_name, roots[root_name], variable)
                 if warning is not None:

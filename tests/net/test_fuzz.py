@@ -271,7 +271,6 @@ def fit_of_nobody(engine, server, folder):
     session = SimpleNamespace(
         engine=engine,
         num_workers=2,
-        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
         separate_states=lambda: [(), ()],
         state=TrainingState,
         device=lambda worker: "cpu",
@@ -290,7 +289,8 @@ def fit_of_nobody(engine, server, folder):
         seed=0,
     )
     reports = Reports(2, None)
-    workers = Workers(session, job, reports, folder=Path(folder))
+    spec = SimpleNamespace(weightless=str, roots=lambda: {"loss": print, "collate": lambda: None})
+    workers = Workers(session, spec, job, reports=reports, folder=Path(folder))
     router = StreamRouter(workers.all, KEYS, paired=False)
     simulations = Simulations(
         print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN
@@ -380,6 +380,7 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
         state = [encode_value({"random": 1, "optimizer": None}).numpy()]
         part = [encode_value({"worker": {"random": 1, "optimizer": None}, "batches": 1}).numpy()]
         report = [encode_value({"samples": 1, "batches": 1, "loss": 0.5}).numpy()]
+        changed = [["loss", "a"], ["collate", "b"], ["c", ""]]
         doors = [
             Door(
                 tasks.url,
@@ -389,7 +390,7 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
                     ({"url": "tcp://127.0.0.1:5"}, []),
                     ({"report": True}, report),
                     ({"part": 1}, [*part, X, np.array([[1, 5], [2, 7]])]),
-                    ({"done": True, "repetitions": [0, 3]}, state),
+                    ({"done": True, "repetitions": [0, 3], "changed_variables": changed}, state),
                     ({"failed": "why", "traceback": "where"}, []),
                 ],
             ),
