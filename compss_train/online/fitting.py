@@ -25,7 +25,7 @@ from compss_train.online.event_loop import EventLoop
 from compss_train.online.events import EventServer
 from compss_train.online.external_senders import ExternalSenders
 from compss_train.online.inputs import FAILED, Inputs
-from compss_train.online.job_queue import JOURNAL, read_journal
+from compss_train.online.job_journal import JOURNAL, EarlierJobs, JobJournal, read_journal
 from compss_train.online.job_runs import JobRuns
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import OnlineOptions, Simulations
@@ -177,6 +177,15 @@ class OnlineFit(Fit, FitRun):
         )
 
     def _train(self) -> None:
+        """Run the fit; then tell other programs how the study has ended, and its callbacks."""
+        try:
+            self._run_loop()
+        except BaseException as error:
+            self._tell_end(error)
+            raise
+        self._tell_end()
+
+    def _run_loop(self) -> None:
         """Run the event loop; set the model's parameters, and the reason why the fit stopped."""
         session = self.session
         model = self.session.model
@@ -195,9 +204,7 @@ class OnlineFit(Fit, FitRun):
                 model.stopped = loop.ending.reason
                 # What else is kept belongs to other parameters.
                 session.keep(session.states, MergeState(averaged=model.averaged))
-                self._tell_end(status_of(model.stopped))
-            except BaseException as error:
-                self._tell_end(status_of(model.stopped, error))
+            except BaseException:
                 # The error to raise is that of the fit.
                 with suppress(OSError, RuntimeError, DivergedError):
                     model.parameters = loop.parameters.pull(timeout=rounds.MERGE_SECONDS)
@@ -208,10 +215,10 @@ class OnlineFit(Fit, FitRun):
                 if model.hyperparameters is not None:
                     model.hyperparameters.settle()
 
-    def _tell_end(self, status: str) -> None:
+    def _tell_end(self, error: BaseException | None = None) -> None:
         """Tell other programs how the study has ended."""
         if self.loop is not None and self.loop.monitor is not None:
-            self.loop.monitor.end(status)
+            self.loop.monitor.end(status_of(self.session.model.stopped, error))
 
     # What it consists of
 
@@ -255,7 +262,7 @@ class OnlineFit(Fit, FitRun):
                 job=job,
                 address=address,
                 earlier=self._earlier_jobs(journal),
-                journal=journal,
+                journal=JobJournal(journal),
             )
             stack.enter_context(runs)
         senders = ExternalSenders(
@@ -284,18 +291,18 @@ class OnlineFit(Fit, FitRun):
             loop.go_on_from(study)
         return loop
 
-    def _earlier_jobs(self, journal: Path | None) -> dict[str, str]:
-        """Return the ids, by name, of jobs of the program that this fit goes on from, if any.
+    def _earlier_jobs(self, journal: Path | None) -> EarlierJobs:
+        """Return the jobs of the program that this fit goes on from, if any.
 
         The journal of another study is removed.
         """
         saved = [] if self.study is None else self.study.simulations.get("jobs", [])
-        ids = {str(name): str(job_id) for name, job_id in saved}
+        jobs = EarlierJobs({str(job_id): str(name) for name, job_id in saved})
         if journal is None:
-            return ids
+            return jobs
         if not self.resumes:
             journal.unlink(missing_ok=True)
-        return {**ids, **read_journal(journal)}
+        return jobs.before(read_journal(journal))
 
     def _reserve(self) -> int:
         """Reserve resources to run workers and simulations at the same time; return their count.

@@ -1,8 +1,6 @@
 """The simulations that a fit runs as jobs of a queue, whose programs connect by name."""
 
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from compss_train._utils import Closable
@@ -11,6 +9,7 @@ from compss_train.exceptions import SimulationError
 from compss_train.net import Address, Client, Header
 from compss_train.online.events import ConnectedSource
 from compss_train.online.inputs import BEGUN, Inputs
+from compss_train.online.job_journal import EarlierJobs, JobJournal
 from compss_train.online.job_queue import JobQueue, Refused, Seen, Submitted, Unknown
 from compss_train.online.job_variables import (
     ADDRESS_VARIABLE,
@@ -61,8 +60,8 @@ class Job(ConnectedSource):
 class JobRuns(SimulationRuns[Job], Closable):
     """Runs each simulation as a job, which is submitted again when it is gone too early.
 
-    ``earlier`` has the ids of jobs of an earlier program, by their names: those that are alive are
-    adopted when their simulations are due.
+    ``earlier`` has the jobs of an earlier program: those that are alive are adopted when their
+    simulations are due.
     """
 
     def __init__(
@@ -74,19 +73,27 @@ class JobRuns(SimulationRuns[Job], Closable):
         router: StreamRouter,
         job: OnlineJob,
         address: Address,
-        earlier: Mapping[str, str],
-        journal: Path | None,
+        earlier: EarlierJobs,
+        journal: JobJournal,
     ) -> None:
         super().__init__(simulations, inputs, count=jobs.at_most, router=router, job=job)
         self._address = address
-        self._earlier = {name: job_id for name, job_id in earlier.items() if self._may_be_due(name)}
+        self._earlier = {
+            name: job_id for job_id, name in earlier.names.items() if self._may_be_due(name)
+        }
         """Jobs of an earlier program that were not adopted yet, and may be alive."""
         self._knows_earlier = not self._earlier
         """Whether the queue has said which of these are alive."""
         self._any_submitted = False
         self._goes_on = False
         """Whether jobs are to run on, for the next program."""
-        self._queue = JobQueue(jobs, journal, watched=self._earlier)
+        self._queue = JobQueue(
+            jobs,
+            journal,
+            watched=self._earlier,
+            ending=set(earlier.names).difference(self._earlier.values()),
+            attempts=earlier.attempts,
+        )
 
     def _may_be_due(self, name: str) -> bool:
         """Return whether a job has the name of a simulation that is not complete."""
@@ -105,7 +112,7 @@ class JobRuns(SimulationRuns[Job], Closable):
         self._cancel_silent()
         if not self._knows_earlier:
             return
-        for _ in range(self._count - len(self.running)):
+        for _ in range(self._count - len(self.running) - self._queue.ending):
             pending = self._next()
             if pending is None:
                 return
@@ -114,7 +121,7 @@ class JobRuns(SimulationRuns[Job], Closable):
     def _begin(self, simulation: Simulation[Job]) -> None:
         """Submit the job of a simulation, or adopt the one that is alive."""
         text = input_text(simulation.value)
-        name = job_name(simulation.number, text)
+        name = job_name(simulation.number, text, self._address.url)
         earlier_id = self._earlier.pop(name, None)
         simulation.task = Job(name, earlier_id)
         if earlier_id is not None:
@@ -131,11 +138,12 @@ class JobRuns(SimulationRuns[Job], Closable):
         last_seen: Seen | None = None
         for event in self._queue.events():
             match event:
-                case Submitted(name, job_id):
+                case Submitted(name, job_id, earlier):
                     self._any_submitted = True
                     for _, job in self.running:
                         if job.name == name:
                             job.job_id = job_id
+                            job.is_adopted = earlier
                 case Refused(reason, times):
                     self._refused(reason, times)
                 case Unknown(reason):
@@ -157,7 +165,7 @@ class JobRuns(SimulationRuns[Job], Closable):
         gone = seen.asked - seen.alive
         for name in [name for name, job_id in self._earlier.items() if job_id in gone]:
             del self._earlier[name]
-            self._queue.forget(name)
+            self._queue.forget(name, gone=True)
         self._knows_earlier = True
         for simulation, job in self.running:
             if job.job_id in seen.alive or job.client is not None:
@@ -169,7 +177,7 @@ class JobRuns(SimulationRuns[Job], Closable):
 
     def _gone(self, simulation: Simulation[Job], job: Job) -> None:
         if job.is_adopted and not job.has_connected:  # it may have ended between the programs
-            self._queue.forget(job.name)
+            self._queue.forget(job.name, gone=True)
             simulation.task = None
             self._repeat(simulation)
         elif job.has_connected:

@@ -23,6 +23,11 @@ _LONGEST_INPUT = 100_000
 """Maximum length of an input as JSON: Linux accepts variables up to 128 KiB."""
 _NAME = re.compile(r"simulation-(\d{6,18})-[0-9a-f]{8}")
 _BRACES = "{}"
+_EXAMPLES = {
+    "cancel": ("id", "scancel {}"),
+    "find": ("name", "squeue --me -h -o %i --name={}"),
+}
+"""By the options whose commands must have braces, what these stand for, and an example."""
 
 
 class QueueError(Exception):
@@ -54,11 +59,18 @@ class Jobs:
         Cancels a job: a command in which ``{}`` is its id, such as ``"scancel {}"``, or a function
         of the id.
     at_most:
-        Maximum number of jobs at a time that wait or run. One that has sent all its samples, and
-        is about to end, does not count.
+        Maximum number of jobs in the queue at a time, also of those that have sent all their
+        samples: a job counts until ``alive`` does not list it any more.
     every:
         Seconds between two calls of ``alive``; 10 by default. A job that two of them do not find,
         and whose samples are not complete, has failed.
+    find:
+        Says which job has a name: a command that prints its id, in which ``{}`` is the name of the
+        simulation, such as ``"squeue --me -h -o %i --name={}"`` with ``submit="sbatch --parsable
+        --job-name={} job.sh"``. Or a function of the name that returns a list of ids. A submission
+        whose outcome is not known, because the command failed or the program was killed, is then
+        not repeated if its job is in the queue. Without it (default), that job may run twice; its
+        samples count once.
 
     Raises ``ValueError`` and ``TypeError`` for other values.
     """
@@ -68,21 +80,17 @@ class Jobs:
     cancel: Command | Callable[[str], Any]
     at_most: int
     every: float = 10.0
+    find: Command | Callable[[str], Iterable[Any]] | None = None
 
     def __post_init__(self) -> None:
         check_count("at_most", self.at_most)
         check_seconds("every", self.every)
-        for name in ("submit", "alive", "cancel"):
-            command = getattr(self, name)
+        commands = {"submit": self.submit, "alive": self.alive, "cancel": self.cancel}
+        if self.find is not None:
+            commands["find"] = self.find
+        for name, command in commands.items():
             if not callable(command):
-                _arguments(name, command)
-        if not callable(self.cancel) and not any(
-            _BRACES in argument for argument in _arguments("cancel", self.cancel)
-        ):
-            raise ValueError(
-                f"cancel={self.cancel!r}: give a command with {{}} in place of the id, such as "
-                "'scancel {}'"
-            )
+                _check_braces(name, command)
 
     def submit_job(self, name: str, variables: Mapping[str, str]) -> str:
         """Submit a job and return its id; raise ``QueueError`` if it was refused.
@@ -105,10 +113,19 @@ class Jobs:
     def living(self, ids: Sequence[str]) -> set[str]:
         """Return which of some jobs wait or run; raise ``QueueError`` if that is not known."""
         if callable(self.alive):
-            printed_ids: set[str] = _called("alive", _listed, self.alive, ids)
+            printed_ids = set(_called("alive", _as_texts, self.alive, ids))
         else:
             printed_ids = set(_run("alive", self.alive, ",".join(ids)).split())
         return printed_ids & set(ids)
+
+    def find_jobs(self, name: str) -> list[str]:
+        """Return the ids of the jobs of a name; raise ``QueueError`` if they are not known."""
+        if self.find is None:
+            return []
+        if callable(self.find):
+            ids: list[str] = _called("find", _as_texts, self.find, name)
+            return ids
+        return _run("find", self.find, name).split()
 
     def cancel_job(self, job_id: str) -> None:
         """Cancel a job; raise ``QueueError`` if that fails, as for one that has ended."""
@@ -134,6 +151,18 @@ def _arguments(name: str, command: Command) -> list[str]:
     if not arguments:
         raise ValueError(f"{name}={command!r}: give a command that is not empty, or a function")
     return arguments
+
+
+def _check_braces(name: str, command: Command) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for a command that cannot be run, or lacks braces."""
+    arguments = _arguments(name, command)
+    example = _EXAMPLES.get(name)
+    if example is not None and not any(_BRACES in argument for argument in arguments):
+        what, words = example
+        raise ValueError(
+            f"{name}={command!r}: give a command with {{}} in place of the {what}, such as "
+            f"{words!r}"
+        )
 
 
 def _run(
@@ -167,9 +196,9 @@ def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         raise QueueError(f"{name}= has raised {type(error).__name__}: {error}") from error
 
 
-def _listed(alive: Callable[[Sequence[str]], Iterable[Any]], ids: Sequence[str]) -> set[str]:
+def _as_texts(function: Callable[[Any], Iterable[Any]], argument: Any) -> list[str]:
     """Return what a function lists, as texts: an error may come with any item."""
-    return set(map(str, alive(ids)))
+    return [str(item) for item in function(argument)]
 
 
 def input_text(value: Any) -> str:
@@ -196,12 +225,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"it has a {type(value).__name__}")
 
 
-def job_name(number: int, text: str) -> str:
+def job_name(number: int, text: str, address: str) -> str:
     """Return the name by which the job of a simulation connects, which tells its input, too.
 
-    So a job of an earlier program cannot send as the simulation of another input.
+    So a job of an earlier program cannot send as the simulation of another input. The address is
+    that of the study: two that run at the same time have different names in the queue.
     """
-    return f"simulation-{number:06d}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(f"{address} {text}".encode()).hexdigest()
+    return f"simulation-{number:06d}-{digest[:8]}"
 
 
 def number_of(name: object) -> int | None:

@@ -30,19 +30,22 @@ def skip_without_slurm(programs: Sequence[str] = ()) -> None:
 
 
 class SlurmCluster:
-    """Two nodes of two cores; all of it in a folder, which the nodes share.
+    """Two nodes of some cores; all of it in a folder, which the nodes share.
 
-    Jobs write ``compss-JOB.out`` and ``compss-JOB.err`` there.
+    Jobs write ``compss-JOB.out`` and ``compss-JOB.err`` there. Nodes may have more cores in the
+    eyes of SLURM than this machine has.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, environment: dict[str, str] | None = None, *, cpus: int = 2
+    ) -> None:
         self.folder = folder
         self.environment = {"SLURM_CONF": f"{folder}/slurm.conf", **(environment or {})}
         script = Path(__file__).with_name("slurm_cluster.sh")
         isolation = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
         with (folder / "output.txt").open("w") as output:
             self.process = subprocess.Popen(
-                ["unshare", *isolation, str(script), str(folder), "2"],
+                ["unshare", *isolation, str(script), str(folder), str(cpus)],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self.environment},

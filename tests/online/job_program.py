@@ -22,7 +22,7 @@ from compss_train import (
     Simulations,
 )
 from compss_train.callbacks import Checkpoint
-from tests.helpers.waiting import pause
+from tests.helpers.waiting import hang, pause
 from tests.online.simulations import free_port
 
 INPUTS = 6
@@ -60,7 +60,17 @@ def submit(folder: Path, variables: dict[str, str]) -> int:
     )
     with (folder / f"{variables['COMPSS_TRAIN_NAME']}.began").open("a") as file:
         file.write(f"{job.pid}\n")
+    slow = folder / "slow"
+    if slow.exists():  # it does not answer any more
+        slow.rename(folder / "submitting")
+        hang()
     return job.pid
+
+
+def find(folder: Path, name: str) -> list[str]:
+    """Return the ids of the jobs of a name that run."""
+    began = folder / f"{name}.began"
+    return [job_id for job_id in began.read_text().split() if _runs(job_id)]
 
 
 def main(folder: Path) -> None:
@@ -77,6 +87,7 @@ def main(folder: Path) -> None:
                 cancel=lambda job_id: os.kill(int(job_id), 9),
                 at_most=AT_MOST,
                 every=0.1,
+                find=lambda name: find(folder, name),
             ),
             inputs=range(INPUTS),
             address=f"tcp://127.0.0.1:{port.read_text()}",

@@ -21,13 +21,18 @@ class FakeQueue:
         self.cancelled = []
         self.refusals = 0
         """How many of the next submissions are refused."""
+        self.lost_answers = 0
+        """How many of the next submissions fail, though their jobs are in the queue."""
         self.is_down = False
         """Whether it does not say which jobs are alive."""
         self.looks = 0
-        """How often it was asked."""
+        """How often it was asked which jobs are alive."""
+        self.searches = 0
+        """How often it was asked for a name."""
 
-    def jobs(self, at_most=2, every=0.01):
-        return Jobs(self.submit, self.alive, self.cancel, at_most=at_most, every=every)
+    def jobs(self, at_most=2, every=0.01, *, finds=False):
+        find = self.find if finds else None
+        return Jobs(self.submit, self.alive, self.cancel, at_most=at_most, every=every, find=find)
 
     def submit(self, variables):
         if self.refusals:
@@ -37,6 +42,9 @@ class FakeQueue:
         self.variables[job_id] = variables
         if self._run is not None:
             self._threads[job_id] = Thread(self._run_job, job_id)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise OSError("Socket timed out on send/recv operation")
         return job_id
 
     def _run_job(self, job_id):
@@ -53,6 +61,14 @@ class FakeQueue:
         if self.is_down:
             raise OSError("no answer")
         return self.living()
+
+    def find(self, name):
+        self.searches += 1
+        return [
+            job_id
+            for job_id in self.living()
+            if self.variables[job_id]["COMPSS_TRAIN_NAME"] == name
+        ]
 
     def cancel(self, job_id):
         self.cancelled.append(job_id)

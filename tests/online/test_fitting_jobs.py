@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +14,13 @@ import numpy as np
 import pytest
 from torch import nn
 
-from compss_train import SampleSender
+from compss_train import BufferSpec, SampleSender
+from compss_train.callbacks import Callback, Checkpoint
+from compss_train.cli import main
 from compss_train.exceptions import TrainingEndedError
-from compss_train.online.job_queue import JOURNAL, read_journal
+from compss_train.online import study_monitor
+from compss_train.online.job_journal import JOURNAL, read_journal
+from compss_train.reports.study_state import STUDY_FILE, read_study_state
 from tests.helpers.models import SGD
 from tests.helpers.processes import ROOT, session
 from tests.helpers.waiting import wait_until
@@ -119,6 +124,72 @@ def test_a_training_step_knows_the_inputs_of_jobs_by_the_numbers_of_their_stream
     assert trainer.history[-1]["received"] == 20
 
 
+class Watched(Callback):
+    """Keeps what records and the state of the study have; a job waits until both have something."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.statistics = []
+        self.states = []
+
+    def on_round_end(self, trainer, record):
+        self.statistics += [record["buffer_inputs"]] if "buffer_inputs" in record else []
+        if (self.folder / STUDY_FILE).exists():
+            self.states.append(read_study_state(self.folder))
+
+    def connected(self):
+        """Return the row of a simulation whose sender is connected, in the last state with one."""
+        rows = [row for state in self.states for row in state.simulations]
+        connected = [row for row in rows if row["process"] is not None]
+        return connected[-1] if connected else None
+
+
+def test_the_inputs_of_jobs_are_in_records_and_their_ids_in_the_state(
+    local, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(study_monitor, "_INTERVAL", 0.0)
+    monkeypatch.setattr(study_monitor, "_PAUSES", 0)
+    watched = Watched(tmp_path)
+    printed = []
+
+    def job(job_id, variables):
+        value = json.loads(variables["COMPSS_TRAIN_INPUT"])
+        with SampleSender(
+            variables["COMPSS_TRAIN_ADDRESS"],
+            variables["COMPSS_TRAIN_TOKEN"],
+            variables["COMPSS_TRAIN_NAME"],
+        ) as sender:
+            for number in range(20):
+                sender.send(one_hot(number, SAMPLES), 0.0)
+            if value == [1.0, 10.0]:  # the first one, and the other one's samples come later
+                wait_until(lambda: watched.statistics and watched.connected())
+                assert main(["watch", str(tmp_path)]) == 0
+                printed.append(capsys.readouterr().out)
+
+    queue = FakeQueue(job)
+    fit(
+        local,
+        queue,
+        inputs=[[1.0, 10.0], [3.0, 20.0]],
+        jobs=queue.jobs(at_most=1, every=0.02),
+        buffer=BufferSpec("Reservoir", 16, threshold=4),
+        batch_size=2,
+        record_every=0.01,
+        callbacks=[Checkpoint(tmp_path), watched],
+    )
+    queue.join()
+    assert watched.statistics[0] == {"mean": [1.0, 10.0], "std": [0.0, 0.0]}
+    for statistics in watched.statistics:
+        first, second = statistics["mean"]
+        assert second == pytest.approx(10 + 5 * (first - 1))
+    row = watched.connected()
+    assert row["job"] in queue.variables
+    assert (row["node"], row["process"]) == (socket.gethostname(), os.getpid())
+    heading, running = printed[0].splitlines()[-2:]
+    assert heading.split()[-1] == "job"
+    assert running.split()[-1] == "1"
+
+
 def test_jobs_that_run_when_training_ends_are_cancelled(local):
     def job(job_id, variables):
         with suppress(TrainingEndedError, OSError):  # as the fit may end while it connects
@@ -135,28 +206,59 @@ def started(folder):
     return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
 
-@pytest.mark.slow
-def test_a_coordinator_that_is_killed_goes_on_with_the_jobs_that_run(tmp_path):
-    program = started(tmp_path)
-    try:
-        journal = tmp_path / "saves" / JOURNAL
-        wait_until(lambda: len(read_journal(journal)) > job_program.AT_MOST)
-        for process in session(program.pid):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        program.wait()
-        # A job whose samples were complete is about to end.
-        wait_until(lambda: len(job_program.living(tmp_path)) <= job_program.AT_MOST)
-        running = job_program.living(tmp_path)
-        assert running
-        program = started(tmp_path)
-        assert program.wait(200) == 0
-    finally:
-        for job_id in job_program.living(tmp_path):
-            os.kill(int(job_id), signal.SIGKILL)
-    counts = json.loads((tmp_path / "ended.json").read_text())
+def killed(program):
+    """Kill a program with all its processes but the jobs."""
+    for process in session(program.pid):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    program.wait()
+
+
+@pytest.fixture
+def study(tmp_path):
+    """The folder of a study, no job of which outlives the test."""
+    yield tmp_path
+    for job_id in job_program.living(tmp_path):
+        os.kill(int(job_id), signal.SIGKILL)
+
+
+def jobs_begun(folder):
+    """Return the ids of all jobs of each simulation, once the study is complete."""
+    counts = json.loads((folder / "ended.json").read_text())
     assert counts["simulations"] == {"running": 0, "done": job_program.INPUTS, "failed": 0}
-    began = [path.read_text().split() for path in tmp_path.glob("*.began")]
-    adopted = [jobs for jobs in began if set(jobs) & set(running)]
+    return [path.read_text().split() for path in folder.glob("*.began")]
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_killed_goes_on_with_the_jobs_that_run(study):
+    program = started(study)
+    journal = study / "saves" / JOURNAL
+    wait_until(lambda: len(jobs_of(journal)) > job_program.AT_MOST)
+    killed(program)
+    running = job_program.living(study)
+    assert running
+    assert started(study).wait(200) == 0
+    adopted = [jobs for jobs in jobs_begun(study) if set(jobs) & set(running)]
     assert adopted
     assert all(len(jobs) == 1 for jobs in adopted)  # none of them was submitted again
+
+
+@pytest.mark.slow
+def test_a_job_that_is_submitted_when_the_coordinator_is_killed_does_not_run_twice(study):
+    program = started(study)
+    journal = study / "saves" / JOURNAL
+    wait_until(lambda: len(jobs_of(journal)) >= job_program.AT_MOST)
+    (study / "slow").touch()
+    wait_until(lambda: (study / "submitting").exists())
+    killed(program)
+    assert read_journal(journal).attempts
+    assert started(study).wait(200) == 0
+    assert [len(jobs) for jobs in jobs_begun(study)] == [1] * job_program.INPUTS
+    assert not read_journal(journal).attempts
+
+
+def jobs_of(journal):
+    """Return the lines of a journal with the id of a job."""
+    if not journal.exists():
+        return []
+    return [line for line in journal.read_text().splitlines() if '"job"' in line]

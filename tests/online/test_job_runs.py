@@ -1,6 +1,7 @@
 """The simulations of a fit as jobs, as its coordinator sees them, with a queue in this process."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,10 +11,11 @@ from compss_train import Simulations
 from compss_train.exceptions import SimulationError
 from compss_train.net.connection import Address
 from compss_train.online.inputs import BEGUN, FAILED, Inputs
-from compss_train.online.job_queue import read_journal
+from compss_train.online.job_journal import EarlierJobs, JobJournal, read_journal
+from compss_train.online.job_queue import JobQueue, Refused
 from compss_train.online.job_runs import JobRuns
 from compss_train.online.jobs import input_text, job_name
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import awaited, wait_until
 from tests.online.job_queues import FakeQueue, job_threads
 
 URL = "tcp://127.0.0.1:5555"
@@ -23,11 +25,13 @@ TOKEN = "ours alone"
 class Runs:
     """Runs of jobs whose senders a test plays."""
 
-    def __init__(self, queue, inputs, *, at_most=2, earlier=None, journal=None, **options):
+    def __init__(
+        self, queue, inputs, *, at_most=2, finds=False, earlier=None, journal=None, **options
+    ):
         self.queue = queue
         self.registered = []
         self.lost_workers = []
-        jobs = queue.jobs(at_most)
+        jobs = queue.jobs(at_most, finds=finds)
         router = SimpleNamespace(
             register=lambda client, number, progress: self.registered.append((number, progress)),
             unregister=lambda client: self.lost_workers,
@@ -40,8 +44,8 @@ class Runs:
             router=router,
             job=None,
             address=Address(URL, TOKEN),
-            earlier=earlier or {},
-            journal=journal,
+            earlier=earlier or EarlierJobs(),
+            journal=JobJournal(journal),
         )
 
     def until(self, condition):
@@ -98,7 +102,7 @@ def make(queue):
 
 
 def name_of(number, value):
-    return job_name(number, input_text(value))
+    return job_name(number, input_text(value), URL)
 
 
 def test_each_input_is_a_job_that_has_it_in_its_environment_and_a_few_run_at_a_time(make, queue):
@@ -163,6 +167,82 @@ def test_a_queue_that_does_not_answer_does_not_make_jobs_fail(make, queue):
     queue.is_down = False
     with pytest.warns(UserWarning, match="retry 1 of 2"):
         runs.until_submitted(2)
+
+
+def test_a_job_that_has_sent_all_counts_until_it_is_not_in_the_queue(make, queue):
+    runs = make([7, 8, 9], at_most=2)
+    runs.until_submitted(2)
+    runs.runs.handle(runs.connect(name_of(0, 7)), {"finished": 5})
+    looks = queue.looks
+    runs.until(lambda: queue.looks > looks + 3)
+    assert len(queue.variables) == 2
+    assert runs.runs.counts() == {"running": 1, "done": 1, "failed": 0}
+    queue.ended.add("1")
+    runs.until_submitted(3)
+    runs.runs.close()
+    assert "1" not in queue.cancelled
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_a_submission_that_fails_is_not_repeated_if_its_job_is_found(make, queue, finds):
+    runs = make([7], finds=finds)
+    queue.lost_answers = 1
+    with pytest.warns(UserWarning, match="could not be submitted, and is tried again: .*timed out"):
+        runs.until(lambda: [job for _, job in runs.runs.running if job.job_id is not None])
+    assert queue.names() == [name_of(0, 7)] * (1 if finds else 2)
+    assert queue.searches == (1 if finds else 0)
+
+
+def attempted(seconds):
+    """Return what a program leaves that was killed so many seconds ago, in the submission of 7."""
+    return EarlierJobs(attempts={name_of(0, 7): time.time() - seconds})
+
+
+def test_a_job_that_was_submitted_when_the_program_was_killed_is_adopted(make, queue):
+    runs = make([7, 8], earlier=attempted(1.0), finds=True)
+    runs.until(lambda: queue.searches > 3)
+    assert queue.names() == [name_of(1, 8)]  # others do not wait
+    queue.submit({"COMPSS_TRAIN_NAME": name_of(0, 7)})  # as its command was slow
+    runs.until_submitted(2)
+    assert [(job.job_id, job.is_adopted) for _, job in runs.runs.running] == [
+        ("2", True),
+        ("1", False),
+    ]
+    searches = queue.searches
+    for job_id in "12":
+        runs.finish(job_id)
+    runs.until(lambda: runs.runs.all_ended)
+    assert (len(queue.variables), queue.searches) == (2, searches)
+
+
+@pytest.mark.parametrize(("seconds", "finds"), [(1000.0, True), (1.0, False)])
+def test_a_job_that_is_not_found_is_submitted_again(make, queue, seconds, finds):
+    """At once where it cannot come any more, or cannot be found."""
+    runs = make([7], earlier=attempted(seconds), finds=finds)
+    runs.until_submitted(1)
+    assert queue.searches == finds
+
+
+def test_a_queue_that_cannot_be_asked_for_a_job_is_asked_again(make, queue, monkeypatch):
+    monkeypatch.setattr(queue, "find", lambda name: 1 / 0)
+    runs = make([7], earlier=attempted(1000.0), finds=True)
+    with (
+        pytest.warns(UserWarning, match="find= has raised ZeroDivisionError"),
+        pytest.raises(SimulationError, match="no job could be submitted: find= has raised"),
+    ):
+        runs.until(lambda: False)
+    assert not queue.variables
+
+
+def test_a_job_of_a_submission_that_failed_is_cancelled_at_the_end(queue):
+    queue.lost_answers = 1
+    jobs = JobQueue(
+        queue.jobs(every=1000.0, finds=True), JobJournal(None), watched={}, ending=(), attempts={}
+    )
+    jobs.submit("a", {"COMPSS_TRAIN_NAME": "a"})
+    assert isinstance(awaited(lambda: next(iter(jobs.events()), None)), Refused)
+    jobs.close()
+    assert queue.cancelled == ["1"]
 
 
 def test_refused_jobs_are_submitted_later(make, queue):
@@ -244,8 +324,9 @@ def test_a_program_that_goes_on_adopts_the_living_and_submits_the_dead_again(mak
     journal = tmp_path / "jobs.jsonl"
     first = make([7, 8, 9], at_most=3, journal=journal)
     first.until_submitted(3)
-    saved = dict(first.runs.state_dict()["jobs"])
-    assert saved == read_journal(journal) == dict(zip(queue.names(), "123", strict=True))
+    saved = first.runs.state_dict()["jobs"]
+    assert saved == [[name, job_id] for job_id, name in zip("123", queue.names(), strict=True)]
+    assert read_journal(journal) == EarlierJobs(dict(zip("123", queue.names(), strict=True)))
     first.runs.stop(goes_on=True)
     first.runs.close()
     assert queue.cancelled == []
@@ -273,7 +354,7 @@ def test_a_program_that_goes_on_adopts_the_living_and_submits_the_dead_again(mak
 def test_an_adopted_job_that_ends_unseen_is_no_failure(make, queue):
     """Its sender may have ended between the programs."""
     queue.submit({"COMPSS_TRAIN_NAME": name_of(0, 7)})
-    runs = make([7], earlier={name_of(0, 7): "1"}, retries=0)
+    runs = make([7], earlier=EarlierJobs({"1": name_of(0, 7)}), retries=0)
     runs.until(lambda: runs.runs.running)
     queue.ended.add("1")
     runs.until_submitted(2)
@@ -283,7 +364,7 @@ def test_an_adopted_job_that_ends_unseen_is_no_failure(make, queue):
 def test_jobs_of_other_inputs_are_not_adopted_and_all_are_cancelled_at_the_end(make, queue):
     for number, value in enumerate([6, 8]):
         queue.submit({"COMPSS_TRAIN_NAME": name_of(number, value)})
-    earlier = dict(zip(queue.names(), "12", strict=True))
+    earlier = EarlierJobs(dict(zip("12", queue.names(), strict=True)))
     runs = make([7, 8], earlier=earlier)
     runs.until_submitted(3)
     client = runs.connect(name_of(0, 7))

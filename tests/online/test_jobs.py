@@ -37,6 +37,7 @@ def scripts(tmp_path):
         ],
         alive=f"{script(tmp_path, 'alive', f'echo $1 >{tmp_path}/asked; ls {tmp_path}')} {{}}",
         cancel=f"{script(tmp_path, 'cancel', f'rm {tmp_path}/$1')} {{}}",
+        find=f"{script(tmp_path, 'find', f'cd {tmp_path}; ls | grep $1.job || true')} {{}}",
         at_most=2,
     )
 
@@ -49,6 +50,8 @@ def test_commands_submit_look_and_cancel(scripts, tmp_path):
     assert (tmp_path / "one.job").read_text() == "['one']\n"
     assert scripts.living([*ids, "other"]) == set(ids)
     assert (tmp_path / "asked").read_text() == "one.job,two.job,other\n"
+    assert scripts.find_jobs("two") == ["two.job"]
+    assert scripts.find_jobs("three") == []
     scripts.cancel_job("one.job")
     assert scripts.living(ids) == {"two.job"}
     with pytest.raises(QueueError, match=r"cancel=.* has ended with status 1: rm: .*one\.job"):
@@ -62,6 +65,9 @@ def test_functions_submit_look_and_cancel():
     assert jobs.living(["12"]) == {"12"}
     jobs.cancel_job("12")
     assert cancelled == ["12"]
+    assert jobs.find_jobs("a") == []
+    found = Jobs(len, len, len, at_most=1, find=lambda name: [12, name])
+    assert found.find_jobs("a") == ["12", "a"]
 
 
 def test_commands_that_are_missing_or_hang_are_errors_of_the_queue(monkeypatch):
@@ -89,6 +95,8 @@ def test_an_output_without_an_id_is_an_error(output):
         ({"submit": "'"}, ValueError, "submit"),
         ({"alive": 3}, TypeError, "alive"),
         ({"cancel": "scancel"}, ValueError, "cancel"),
+        ({"find": "squeue --me"}, ValueError, "find"),
+        ({"find": 3}, TypeError, "find"),
         ({"at_most": 0}, ValueError, "at_most"),
         ({"every": 0}, ValueError, "every"),
     ],
@@ -144,8 +152,13 @@ def test_inputs_that_are_no_json_or_too_long_are_errors(raises):
 
 
 def test_names_have_the_number_and_tell_inputs_apart():
-    names = {job_name(number, text) for number in (0, 3, 10**9) for text in ("1", "2")}
-    assert len(names) == 6
+    names = {
+        job_name(number, text, address)
+        for number in (0, 3, 10**9)
+        for text in ("1", "2")
+        for address in ("tcp://a:1", "tcp://b:1")
+    }
+    assert len(names) == 12
     assert {number_of(name) for name in names} == {0, 3, 10**9}
     for other in ("simulation-000003", "a", "", None, 3):
         assert number_of(other) is None

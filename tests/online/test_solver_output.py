@@ -13,7 +13,7 @@ from tests.helpers.processes import ROOT
 from tests.helpers.slurm import DONE, SlurmCluster, skip_without_slurm
 from tests.online.fits import fit_and_count, run_fit
 from tests.online.simulations import CountingNet
-from tests.online.solvers.compiled import compiled, mpirun, solver
+from tests.online.solvers.compiled import compiled, mpirun, needs, solver
 from tests.online.test_fitting_solver import STEPS, faulty, inputs
 
 
@@ -68,6 +68,40 @@ def test_a_launcher_may_write_a_file_for_each_rank(tmp_path):
     assert len(list(solver(command, output=tmp_path)(None))) == STEPS
     ranks = tmp_path / "solver.ranks" / "1"
     assert sorted(path.name for path in ranks.iterdir()) == ["rank.0", "rank.1"]
+
+
+HYDRA_RANK = """
+import os, sys
+from compss_train.online import client
+
+rank = int(os.environ["PMI_RANK"])
+print("rank", rank, "of", os.environ["PMI_SIZE"])
+print("told", file=sys.stderr)
+if rank == 0:
+    client.init("u", 1)
+    client.send("u", [7.0])
+    client.finalize()
+else:
+    sys.exit(int(os.environ["STATUS"]))
+"""
+
+
+def test_hydra_writes_a_file_for_each_rank(tmp_path):
+    """The launcher of MPICH and Intel MPI. These ranks need no library of theirs."""
+    needs("mpiexec.hydra")
+    options = ["-n", "2", "-outfile-pattern", "{output}.%r", "-errfile-pattern", "{output}.%r"]
+    command = ["mpiexec.hydra", *options, sys.executable, "-u", "-c", HYDRA_RANK]
+    paths = {"PYTHONPATH": str(ROOT)}
+    made = solver(command, environment={**paths, "STATUS": "0"}, output=tmp_path)
+    assert [fields["u"].tolist() for _, _, fields in made(None)] == [[7.0]]
+    failing = solver(command, environment={**paths, "STATUS": "3"}, output=tmp_path)
+    with pytest.raises(ChildProcessError, match="status 3") as raised:
+        list(failing(None))
+    assert f"(output: {tmp_path}/solver-run-2." in str(raised.value)
+    written = contents(tmp_path)
+    for run in ("solver", "solver-run-2"):
+        for rank in range(2):
+            assert written[f"{run}.{rank}"].splitlines()[:2] == [f"rank {rank} of 2", "told"]
 
 
 def test_the_error_has_the_last_lines_of_the_rank_that_wrote_last(tmp_path):

@@ -136,6 +136,27 @@ def test_a_fit_that_fails_says_why(local, tmp_path):
     assert read_study_state(tmp_path / "saves").state == "failed: ArithmeticError: not today"
 
 
+class FailsAtTheEnd(Callback):
+    """Reads the state when training has ended, and raises."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.seen = []
+
+    def on_fit_end(self, trainer):
+        self.seen.append(read_study_state(self.folder).state)
+        raise ArithmeticError("no sum")
+
+
+def test_a_study_whose_callback_fails_at_the_end_is_not_complete(local, tmp_path):
+    folder = tmp_path / "saves"
+    fails = FailsAtTheEnd(folder)
+    with pytest.raises(ArithmeticError):
+        run(local, tmp_path, inputs=INPUTS[:5], callbacks=[Checkpoint(folder), fails])
+    assert fails.seen == ["running"]
+    assert read_study_state(folder).state == "failed: ArithmeticError: no sum"
+
+
 def test_a_disk_that_fails_ends_no_fit(local, tmp_path, monkeypatch):
     def write(self, folder):
         raise OSError(28, "No space left on device", str(folder))

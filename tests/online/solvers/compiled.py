@@ -33,6 +33,7 @@ PACKAGES = {
     **{name: name for name in ("gcc", "g++", "gfortran")},
     **dict.fromkeys(("mpicc", "mpicxx", "mpif90"), "libopenmpi-dev"),
     "mpirun": "openmpi-bin",
+    "mpiexec.hydra": "mpich",
 }
 """The packages of Debian with these programs."""
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
