@@ -215,7 +215,7 @@ STUDIES = {
         simulations=100,
         batches=8000,
     ),
-    "feature": Study("A local feature", (UNIT, UNIT), local_feature, simulations=40, batches=6000),
+    "feature": Study("A local feature", (UNIT, UNIT), local_feature, simulations=100, batches=6000),
     "front": Study(
         "A front that moves",
         ((0.1, 0.6), (0.0, 0.5), (0.2, 1.0), (0.01, 0.1)),
@@ -223,7 +223,7 @@ STUDIES = {
         simulations=40,
         batches=6000,
     ),
-    "ten": Study("Two parameters of ten", (UNIT,) * 10, ten_parameters, 60, batches=6000),
+    "ten": Study("Two parameters of ten", (UNIT,) * 10, ten_parameters, 90, batches=6000),
 }
 """The studies that methods may be chosen on."""
 HELD_OUT = {

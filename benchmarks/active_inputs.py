@@ -2,7 +2,7 @@
 
 Five kinds of study, and two that no method was chosen on (``--held-out``). Printed are ratios to as
 many uniform inputs of the same seed: geometric means over the seeds, with their standard errors.
-The first row of a study is its scale: what four times as many uniform simulations gain.
+The first rows of a study are its scale: what 1.5 and 4 times as many uniform simulations gain.
 
 This is no fit of ``fit_online``, which would take seconds to start and end for each of hundreds of
 studies: it is a loop in one process, with the samplers, their table, the losses by sample and the
@@ -44,7 +44,7 @@ FIRST = 10
 """Simulations before the first batch."""
 SIMULATED = 2 / 3
 """The share of the batches during which simulations run."""
-TIMES = 4
+TIMES = 1.5, 4
 """Times as many uniform simulations, for the scale of a study."""
 HELD_OUT_INPUTS = 1000
 RESULTS = Path("runs/active-inputs.jsonl")
@@ -55,13 +55,18 @@ NUMBERS = ("99th percentile", "mean", "median", "seconds")
 ALL_STEPS = range(1, STEPS + 1)
 
 
-def spaced(study: Study, number: int, seed: int) -> InputSampler:
+def spaced(study: Study, number: int, seed: int, uniform: float = 0.0) -> InputSampler:
     """Return the sampler ``SpacedInputs``."""
 
     def some_rows(value: Floats) -> NDArray[np.float32]:
         return study.network_inputs(value[None], study.compared_steps)
 
-    return SpacedInputs(study.bounds, number, some_rows, seed=seed)
+    return SpacedInputs(study.bounds, number, some_rows, uniform=uniform, seed=seed)
+
+
+def mixed(study: Study, number: int, seed: int) -> InputSampler:
+    """Return ``SpacedInputs`` half of which are uniform."""
+    return spaced(study, number, seed, uniform=0.5)
 
 
 def breed(study: Study, number: int, seed: int) -> InputSampler:
@@ -93,6 +98,7 @@ METHODS: dict[str, Method] = {
     UNIFORM: uniform,
     "sobol": sobol,
     "spaced": spaced,
+    "mixed": mixed,
     "breed": breed,
     "ogas": ogas,
 }
@@ -132,7 +138,7 @@ class Planned:
     name: str
     study: Study
     method: str
-    times: int
+    times: float
     seed: int
 
     @property
@@ -153,7 +159,7 @@ class Running:
 
     def __init__(self, planned: Planned) -> None:
         self.study = planned.study
-        self.number = planned.times * self.study.simulations
+        self.number = round(planned.times * self.study.simulations)
         torch.manual_seed(planned.seed)
         self.net = _network(self.study)
         self.losses = SampleLosses()
@@ -262,31 +268,82 @@ def result(planned: Planned) -> dict[str, Any]:
     return planned.key | measured
 
 
-def ratio(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], key: str) -> str:
-    """Return the geometric mean over the seeds of a number's ratio, and its standard error."""
+Results = Sequence[dict[str, Any]]
+
+
+def ratio(ours: Results, theirs: Results, key: str) -> tuple[float, float]:
+    """Return the geometric mean over the seeds of a number's ratio, and its standard error.
+
+    The error of one seed is NaN.
+    """
     logarithms = [np.log(study[key] / base[key]) for study, base in zip(ours, theirs, strict=True)]
     mean = float(np.exp(np.mean(logarithms)))
     if len(logarithms) == 1:
-        return f"{mean:.2f}"
-    error = mean * np.std(logarithms, ddof=1) / np.sqrt(len(logarithms))
-    return f"{mean:.2f} ± {error:.2f}"
+        return mean, np.nan
+    return mean, mean * float(np.std(logarithms, ddof=1) / np.sqrt(len(logarithms)))
 
 
-def report(name: str, study: Study, methods: Sequence[str], seeds: int) -> None:
+def planned_rows(name: str, study: Study, methods: Sequence[str], seed: int) -> dict[str, Planned]:
+    """Return the studies of a seed by the label of their row in the table."""
+    plans = {UNIFORM: Planned(name, study, UNIFORM, 1, seed)}
+    for times in TIMES:
+        plans[f"{UNIFORM} x {times:g} (scale)"] = Planned(name, study, UNIFORM, times, seed)
+    for method in methods:
+        plans[method] = Planned(name, study, method, 1, seed)
+    return plans
+
+
+def rows_of(
+    name: str, study: Study, methods: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Results]:
+    """Return the results of a study by the label of their row, one for each seed."""
+    plans = [planned_rows(name, study, methods, seed) for seed in seeds]
+    return {label: [result(plan[label]) for plan in plans] for label in plans[0]}
+
+
+def report(name: str, study: Study, rows: dict[str, Results]) -> None:
     """Print the table of a study."""
-
-    def results(method: str, times: int = 1) -> list[dict[str, Any]]:
-        return [result(Planned(name, study, method, times, seed)) for seed in range(seeds)]
-
-    base = results(UNIFORM)
+    base = rows[UNIFORM]
     means = ", ".join(f"{key} {np.mean([run[key] for run in base]):.4g}" for key in NUMBERS)
-    sizes = f"{study.simulations} simulations, {study.batches} batches, {seeds} seeds"
+    sizes = f"{study.simulations} simulations, {study.batches} batches, {len(base)} seeds"
     print(f"{name}: {study.title}, {sizes}\n  {UNIFORM}: {means}")
-    rows = {f"{UNIFORM} x {TIMES} (scale)": results(UNIFORM, TIMES)}
-    rows |= {method: results(method) for method in methods if method != UNIFORM}
     for label, runs in rows.items():
-        ratios = ", ".join(f"{key} {ratio(runs, base, key)}" for key in NUMBERS)
-        print(f"  {label}: {ratios}", flush=True)
+        if label != UNIFORM:
+            ratios = {key: ratio(runs, base, key) for key in NUMBERS}
+            texts = (f"{key} {mean:.2f} ± {error:.2f}" for key, (mean, error) in ratios.items())
+            print(f"  {label}: {', '.join(texts)}", flush=True)
+
+
+def draw(path: Path, tables: dict[str, dict[str, Results]]) -> None:
+    """Draw the ratios of each study, with their standard errors; gray on no background."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    gray = "#8a8f98"
+    style: Any = {
+        "axes.edgecolor": gray,
+        "text.color": gray,
+        "xtick.color": gray,
+        "ytick.color": gray,
+    }
+    labels = [label for label in next(iter(tables.values())) if label != UNIFORM]
+    with rc_context(style):
+        figure = Figure(figsize=(7.7, 3.6), layout="constrained")
+        for axes, key in zip(figure.subplots(1, 2), NUMBERS[:2], strict=True):
+            for place, label in enumerate(labels):
+                ratios = [ratio(rows[label], rows[UNIFORM], key) for rows in tables.values()]
+                means, errors = np.transpose(ratios)
+                across = np.arange(len(tables)) + (place - (len(labels) - 1) / 2) * 0.12
+                axes.errorbar(across, means, np.nan_to_num(errors), fmt="o", ms=4, label=label)
+            axes.axhline(1, color=gray, linewidth=1)
+            axes.set(yscale="log", title=f"{key}, ratio to uniform", facecolor="none")
+            axes.set_xticks(range(len(tables)), [*tables])
+            axes.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
+            axes.minorticks_off()
+            axes.spines[["top", "right"]].set_visible(False)
+        handles, names = axes.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        figure.savefig(path, dpi=120, transparent=True)
 
 
 def main() -> None:
@@ -298,14 +355,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--held-out", action="store_true", help="also the two held-out studies")
     parser.add_argument("--quick", action="store_true", help="a few batches of one seed")
+    parser.add_argument("--picture", type=Path, help="file for a picture of the ratios")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = [*options.study, *(HELD_OUT if options.held_out else ())]
-    for name in dict.fromkeys(names):
-        study = (STUDIES | HELD_OUT)[name]
-        if options.quick:
-            study = replace(study, simulations=12, batches=40)
-        report(name, study, options.sampler, 1 if options.quick else options.seeds)
+    studies = {name: (STUDIES | HELD_OUT)[name] for name in names}
+    seeds = range(options.seeds)
+    if options.quick:
+        seeds = range(1)
+        studies = {
+            name: replace(study, simulations=12, batches=40) for name, study in studies.items()
+        }
+    for seed in seeds:  # a run that is stopped leaves whole seeds of all studies
+        for name, study in studies.items():
+            for planned in planned_rows(name, study, options.sampler, seed).values():
+                result(planned)
+    tables = {name: rows_of(name, study, options.sampler, seeds) for name, study in studies.items()}
+    for name, rows in tables.items():
+        report(name, studies[name], rows)
+    if options.picture:
+        draw(options.picture, tables)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.quasirandom import SobolEngine
 
-from compss_train._utils.validation import check_count, check_non_negative
+from compss_train._utils.validation import check_count, check_non_negative, check_probability
 from compss_train.online.input_samplers import Bounds, BoxSampler
 from compss_train.online.simulation_table import SimulationTable
 
@@ -31,7 +31,7 @@ class SpacedInputs(BoxSampler):
     the largest sum of squared distances, the candidate that is farthest away. Distances are
     multiplied by a power of the loss expected at the candidate, a quadratic function of the input,
     which ridge regression fits to the logarithms of the losses of the simulations. The first ten
-    inputs are a scrambled Sobol sequence.
+    inputs are a scrambled Sobol sequence. Of the others a share of ``uniform`` is uniform instead.
 
     Parameters
     ----------
@@ -49,6 +49,9 @@ class SpacedInputs(BoxSampler):
     candidates:
         Number of candidates for each input. The outputs of all of them and of all simulations are
         held at a time.
+    uniform:
+        Share of uniform inputs after the first ten, evenly spread among the others; by default 0.
+        0.5 keeps typical errors lower where the hardest simulations are unlike most others.
     seed:
         Seed of the random numbers.
 
@@ -65,6 +68,7 @@ class SpacedInputs(BoxSampler):
         *,
         power: float = 0.3,
         candidates: int = 200,
+        uniform: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__(bounds, number, seed)
@@ -78,17 +82,21 @@ class SpacedInputs(BoxSampler):
         self._candidates = check_count("candidates", candidates)
         if self._candidates > _MOST_CANDIDATES:
             raise ValueError(f"candidates={candidates}: give at most {_MOST_CANDIDATES}")
-        self.needs_losses = self._power > 0
+        self._uniform = check_probability("uniform", uniform)
+        self.needs_losses = self._power > 0 and self._uniform < 1
         self._rows: list[NDArray[Any]] = []
         """The inputs of the network of each simulation that has begun."""
         sequence = SobolEngine(self.parameters, scramble=True, seed=int(seed))  # type: ignore[no-untyped-call]
         self._first: NDArray[np.float64] = sequence.draw(_LEAST, dtype=torch.float64).numpy()
 
     def choose(self, table: SimulationTable) -> NDArray[np.float64]:
-        """Return the best candidate."""
-        self.origin = "first"
+        """Return the best candidate, or a uniform input."""
         if self.drawn < _LEAST:
+            self.origin = "first"
             return np.asarray(self._first[self.drawn], np.float64)
+        if self._is_uniform():
+            self.origin = "uniform"
+            return self.random.uniform(size=self.parameters)
         candidates = self.random.uniform(size=(self._candidates, self.parameters))
         earlier = self.begun(table)
         candidate_places, earlier_places = self._places(table, candidates, earlier)
@@ -110,6 +118,10 @@ class SpacedInputs(BoxSampler):
         farthest = np.where(clusters == largest, distances, -1).argmax()
         best: NDArray[np.float64] = candidates[farthest]
         return best
+
+    def _is_uniform(self) -> bool:
+        """Return whether the next input is one of the uniform ones: so far they are too few."""
+        return int(self.drawn * self._uniform) > int((self.drawn - 1) * self._uniform)
 
     def _places(
         self,

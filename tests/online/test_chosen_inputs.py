@@ -151,6 +151,11 @@ def spaced():
     return SpacedInputs([(0, 3)], 14, three_times, seed=4), [*["first"] * 10, *["far and hard"] * 4]
 
 
+def mixed():
+    sampler = SpacedInputs([(0, 3)], 14, three_times, uniform=0.5, seed=4)
+    return sampler, [*["first"] * 10, *["uniform", "far and hard"] * 2]
+
+
 def breed():
     sampler = BreedInputs([(0, 3)], 14, start=1.0, end=1.0, seed=4)
     return sampler, [*["uniform"] * 10, *["bred"] * 4]
@@ -162,7 +167,7 @@ def ogas():
     return sampler, [*["uniform"] * 11, *["bred"] * 3]
 
 
-@pytest.mark.parametrize("make", [spaced, breed, ogas])
+@pytest.mark.parametrize("make", [spaced, mixed, breed, ogas])
 def test_two_runs_in_lockstep_choose_the_same_inputs_and_have_the_same_bits(local, make):
     _, origins = make()
     runs = [fit(local, make()[0]) for _ in range(2)]

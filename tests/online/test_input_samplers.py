@@ -43,11 +43,15 @@ def spaced(number, seed):
     return SpacedInputs(BOUNDS, number, rows, candidates=50, seed=seed)
 
 
+def mixed(number, seed):
+    return SpacedInputs(BOUNDS, number, rows, candidates=50, uniform=0.4, seed=seed)
+
+
 def breed(number, seed):
     return BreedInputs(BOUNDS, number, period=3, window=8, sigma=0.5, start=0.5, seed=seed)
 
 
-@pytest.mark.parametrize("make", [spaced, breed])
+@pytest.mark.parametrize("make", [spaced, mixed, breed])
 @given(
     seed=st.integers(0, 2**32),
     number=st.integers(1, 40),
@@ -73,6 +77,33 @@ def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(make, seed, numbe
     second, _ = made(seed + 1)
     second.load_state_dict(decode_value(encode_value(first.state_dict())))
     np.testing.assert_array_equal([*begun, *draw(second, table, lambda value: loss)], whole)
+
+
+@given(share=st.floats(0, 1), number=st.integers(11, 60))
+def test_a_share_of_inputs_is_uniform_and_evenly_spread(share, number):
+    """Of any inputs in a row the uniform ones are the share, to within one; the first are Sobol."""
+    sampler = SpacedInputs([(0, 1)], number, one_row, candidates=3, uniform=share)
+    table = table_of(np.tanh)
+    origins = []
+    while (value := sampler.next(table)) is not None:
+        table.begin(value)
+        table.set(len(table) - 1, loss=1.0, trained=1)
+        origins.append(sampler.origin)
+    assert set(origins[:10]) == {"first"}
+    is_uniform = np.array(origins[10:]) == "uniform"
+    counts = np.append(0, np.cumsum(is_uniform))
+    numbers = np.arange(len(counts))
+    apart = counts[:, None] - counts - share * (numbers[:, None] - numbers)
+    assert np.abs(apart).max() < 1 + 1e-9
+    assert sampler.needs_losses == (share < 1)
+
+
+def test_uniform_inputs_count_as_earlier_ones():
+    """Half of them uniform: the others fill the gaps, so that all are farther apart than chance."""
+    sampler = SpacedInputs([(0, 1)] * 2, 100, one_row, uniform=0.5, power=0, seed=1)
+    points = np.array(draw(sampler, table_of(np.array), lambda value: 1.0))
+    uniform = np.random.default_rng(0).uniform(size=points.shape)
+    assert gaps_of(points).mean() > 1.1 * gaps_of(uniform).mean()
 
 
 def test_children_are_near_fit_parents_and_their_share_rises():
@@ -192,6 +223,7 @@ def test_inputs_are_closer_together_where_the_loss_is_high():
     [
         ({"power": -1}, ValueError, "power=-1"),
         ({"candidates": 0}, ValueError, "candidates=0"),
+        ({"uniform": 1.5}, ValueError, "uniform=1.5"),
         ({"number": 0}, ValueError, "number=0"),
         ({"seed": -1}, ValueError, "seed=-1"),
         ({"network_inputs": [1]}, TypeError, "network_inputs=[1]: give a function"),
