@@ -413,6 +413,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         rounds.run(fit)
         return self._fitted()
 
+    @entry_point
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
         """Check the arguments of a fit without running it: what ``fit`` checks, and one batch.
 

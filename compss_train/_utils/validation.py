@@ -11,6 +11,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
+from compss_train._utils.tracebacks import without_inner_frames
 from compss_train.exceptions import SimulationError, WorkerTraceback
 
 _Arguments = ParamSpec("_Arguments")
@@ -249,6 +250,13 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
     return names
 
 
+def _takes_any_keyword(function: Callable[..., Any]) -> bool:
+    return any(
+        parameter.kind is parameter.VAR_KEYWORD and get_origin(parameter.annotation) is not Unpack
+        for parameter in inspect.signature(function).parameters.values()
+    )
+
+
 def _called(function: Callable[..., Any]) -> str:
     return function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -256,8 +264,11 @@ def _called(function: Callable[..., Any]) -> str:
 def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
     """Raise ``TypeError`` for a keyword that the function lacks.
 
-    It names the most similar keyword of the function or of another public method of its class.
+    It names the most similar keyword of the function or of another public method of its class. A
+    function that takes any keyword checks them itself.
     """
+    if _takes_any_keyword(function):
+        return
     accepted = _keywords(function)
     for name in keywords:
         if name in accepted:
@@ -293,7 +304,8 @@ def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
     """Let a method that users call check its keywords by ``check_keywords``.
 
     Python's own error suggests nothing. Exceptions of tasks are raised without the package's
-    frames: the task's own say where they come from.
+    frames: the task's own say where they come from. Those of users' code that runs in this process
+    are raised without the frames that lead to it.
     """
 
     @wraps(method)
@@ -305,6 +317,7 @@ def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
                 check_keywords(method, kwargs)
             if isinstance(error, SimulationError) or isinstance(error.__cause__, WorkerTraceback):
                 raise error.with_traceback(None) from error.__cause__
+            error.__traceback__ = without_inner_frames(error.__traceback__)
             raise
 
     return checked

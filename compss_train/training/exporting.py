@@ -39,6 +39,9 @@ TOLERANCE = 1e-3
 HALF_TOLERANCE = 2e-2
 """The same for networks in bfloat16 or float16."""
 
+_EXPORTING_TO_ONNX = "torch.onnx", "onnxscript", "onnx_ir"
+"""The loggers of torch's exporter to ONNX and of the packages that it calls."""
+
 _CAUSAL_MASK_CHECK = "_detect_is_causal_mask"
 """The function of torch that compares masks in ``nn.Transformer``."""
 
@@ -212,15 +215,25 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 @contextmanager
-def _without_logs(logger_name: str) -> Iterator[None]:
-    """Show no records of a logger within the block."""
-    handlers = [(handler, handler.level) for handler in logging.getLogger(logger_name).handlers]
-    for handler, _ in handlers:
+def _without_logs(*names: str) -> Iterator[None]:
+    """Within the block, show records of loggers only by the handlers of the program.
+
+    Loggers of torch have handlers of their own. Those of other packages have none, so Python prints
+    their warnings where a program has set up no logging.
+    """
+    loggers = [*map(logging.getLogger, names)]
+    levels = [(handler, handler.level) for logger in loggers for handler in logger.handlers]
+    unheard = logging.NullHandler()
+    for handler, _ in levels:
         handler.setLevel(logging.CRITICAL + 1)
+    for logger in loggers:
+        logger.addHandler(unheard)
     try:
         yield
     finally:
-        for handler, level in handlers:
+        for logger in loggers:
+            logger.removeHandler(unheard)
+        for handler, level in levels:
             handler.setLevel(level)
 
 
@@ -230,7 +243,7 @@ def _write_onnx(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any
     # Of packages that are not needed, and of what torch itself will change.
     silent = warnings.catch_warnings(action="ignore", category=FutureWarning)
     try:
-        with silent, _without_logs("torch.onnx"):
+        with silent, _without_logs(*_EXPORTING_TO_ONNX):
             exported: Any = torch.onnx.export(program, dynamo=True, verbose=False)
     except torch.onnx.errors.OnnxExporterError as error:
         reason = " ".join(str(error.__cause__ or error).split())

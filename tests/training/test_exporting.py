@@ -1,6 +1,7 @@
 """Exported networks have the outputs of ``predict``, for batches of any size and any kind of x."""
 
 import gc
+import logging
 import weakref
 
 import numpy as np
@@ -319,3 +320,38 @@ def test_what_onnx_lacks_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"cannot be written as ONNX.*bessel_i1.*\.pt2 file"):
         trainer.export(tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class OfBuffer(nn.Module):
+    """The exporter says that it cannot compute the parts of the buffer beforehand."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("shifts", torch.arange(2.0))
+
+    def forward(self, x):
+        first, second = torch.split(2 * self.shifts, [1, 1])
+        return self.net(x) + first + second
+
+
+def test_the_packages_of_the_exporter_print_nothing_where_no_logging_is_set_up(
+    tmp_path, capfd, monkeypatch
+):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    trainer = trained(OfBuffer())
+    monkeypatch.setattr(logging.root, "handlers", [])  # those of pytest
+    capfd.readouterr()
+    trainer.export(tmp_path / "net.onnx")
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("onnxscript").handlers == []
+    monkeypatch.undo()
+
+
+def test_handlers_of_the_program_get_what_the_exporter_says(tmp_path, caplog):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    trainer = trained(OfBuffer())
+    trainer.export(tmp_path / "net.onnx")
+    assert "multiple outputs" in caplog.text
