@@ -65,7 +65,9 @@ def test_programs_read_json(folder, capsys):
         ({"written": lambda: time.time() - 100}, 1, "nothing was written for 1 min 40 s"),
     ],
 )
-def test_exit_codes_say_whether_all_is_well(folder, capsys, fields, code, said):
+def test_exit_codes_say_whether_all_is_well(folder, capsys, monkeypatch, fields, code, said):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     fields = {name: value() if callable(value) else value for name, value in fields.items()}
     state_of(**fields).write(folder)
     assert main(["watch", str(folder)]) == code

@@ -1,8 +1,8 @@
 """Where a solver connects, whatever strangers do there."""
 
+import math
 import socket
 import struct
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from compss_train.online import solver_listener
 from compss_train.online.solver_listener import SolverListener
 from tests.buffers.kinds import Thread
-from tests.helpers.waiting import pause
+from tests.helpers.waiting import LIMIT, pause
 
 FIELD = struct.pack("<IIQ", 1, 0, 1) + b"u"
 VALUES = struct.pack("<IIQ", 2, 0, 8) + struct.pack("<d", 3.0)
@@ -75,17 +75,18 @@ STRANGERS = {
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 @pytest.mark.parametrize("number", [6, 200])
-def test_no_stranger_delays_a_solver(listener, stranger, number):
-    """Not even more of them than the listener keeps."""
+def test_no_stranger_delays_a_solver(listener, monkeypatch, stranger, number):
+    """Not even more of them than the listener keeps: the solver does not wait for their deadlines,
+    which never come.
+    """
+    monkeypatch.setattr(solver_listener, "_HELLO_SECONDS", math.inf)
     with ExitStack() as stack:
         accepting = Thread(accepted_values, listener, RunningProcess())
         for _ in range(number):
             connection = stack.enter_context(connect(listener))
             STRANGERS[stranger](connection)
-        began = time.monotonic()
         send_as_solver(listener)
         assert accepting.result() == [[3.0]]
-        assert time.monotonic() - began < 0.5
 
 
 def test_a_solver_whose_first_line_trickles_is_accepted(listener):
@@ -99,7 +100,7 @@ def test_strangers_are_closed_in_time(listener, monkeypatch):
     monkeypatch.setattr(solver_listener, "_HELLO_SECONDS", 0.2)
     accepting = Thread(accepted_values, listener, RunningProcess())
     with connect(listener) as connection:
-        connection.settimeout(10)
+        connection.settimeout(LIMIT)
         assert connection.recv(1) == b""
     send_as_solver(listener)
     assert accepting.result() == [[3.0]]
