@@ -9,10 +9,11 @@ import pytest
 
 import compss_train
 from compss_train import DistributedTrainer, Engine
+from tests.helpers.waiting import LIMIT
 
 
 def run(program, *arguments):
-    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, timeout=LIMIT)
 
 
 def test_the_command_needs_no_torch(tmp_path):

@@ -78,7 +78,7 @@ def wait_for(path: Path, value):
     Meanwhile other processes may have to start twice, which has taken 30 s each on a machine with
     little time left.
     """
-    wait_until(path.exists, 100, said=lambda: f"{path} never came")
+    wait_until(path.exists, said=lambda: f"{path} never came")
     return value
 
 

@@ -27,7 +27,7 @@ from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
 from tests.helpers.processes import ROOT, children, is_running, leftovers
 from tests.helpers.shared_engine import fork_processes
-from tests.helpers.waiting import settled, wait_until
+from tests.helpers.waiting import LIMIT, settled, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +414,7 @@ threading.Thread(target=let_the_scheduler_see_the_end).start()
 def test_a_program_that_ends_with_queued_tasks_and_references_says_nothing(tmp_path):
     command = [sys.executable, "-c", AT_THE_END, tmp_path]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False
+        command, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "gate").exists()

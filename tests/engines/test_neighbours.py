@@ -33,7 +33,7 @@ from tests.helpers.callbacks import CallAt
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.processes import is_running
 from tests.helpers.small_fits import fit, trainer_of
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.laws import check_engine
 from tests.trainer.test_faults import KillOnce
@@ -279,8 +279,8 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
     with ThreadPoolExecutor(2) as threads:
         loser = threads.submit(lose, trainer)
         winner = threads.submit(fit, winners[0], *winners[1])
-        assert isinstance(loser.exception(120), LookupError | DivergedError)
-        ours = winner.result(120)
+        assert isinstance(loser.exception(LIMIT), LookupError | DivergedError)
+        ours = winner.result(LIMIT)
     (apart / "failed").touch()
     assert_same_bits(ours, fit(again[0], *again[1]))
     assert_same_bits(ours, fit(trainer_of("serial", 1)))
@@ -342,7 +342,7 @@ def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_pa
         wait_until(stopped.exists)
         fit(trainer_of(engine, 1), num_epochs=1)
         assert_same_bits(
-            result.result(60), fit(trainer_of("serial", 1, optimizer=SGD), num_epochs=1)
+            result.result(LIMIT), fit(trainer_of("serial", 1, optimizer=SGD), num_epochs=1)
         )
 
 
@@ -424,7 +424,7 @@ def test_what_several_threads_have_reserved_runs_at_the_same_time():
             with engine.scope():
                 engine.reserve([Resources()] * 2)
                 engine.reserve([Resources()] * 3)
-                barrier.wait(60)
+                barrier.wait(LIMIT)
                 return engine.processes
 
         barrier = threading.Barrier(2)

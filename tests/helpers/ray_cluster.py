@@ -17,6 +17,7 @@ import pytest
 
 from compss_train.engines import RayEngine
 from tests.helpers.processes import ROOT, session
+from tests.helpers.waiting import LIMIT
 
 NODE = {"num_cpus": 2, "object_store_memory": 300_000_000, "include_dashboard": False}
 
@@ -93,7 +94,7 @@ def started_by_hand(
                     **pipes,
                 )
                 leaders.append(process.pid)
-                printed, _ = process.communicate(timeout=200)
+                printed, _ = process.communicate(timeout=LIMIT)
                 assert process.returncode == 0, printed
             yield {**environment, "RAY_ADDRESS": address}
         finally:

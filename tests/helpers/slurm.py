@@ -50,7 +50,7 @@ class SlurmCluster:
                 stderr=output,
                 env={**os.environ, **self.environment},
             )
-        wait_until(lambda: (folder / "ready").exists() or self.process.poll() is not None, 30)
+        wait_until(lambda: (folder / "ready").exists() or self.process.poll() is not None)
         assert self.process.poll() is None, (folder / "output.txt").read_text()
         (self.root,) = psutil.Process(self.process.pid).children()
 

@@ -23,7 +23,7 @@ from compss_train.online.job_journal import JOURNAL, read_journal
 from compss_train.reports.study_state import STUDY_FILE, read_study_state
 from tests.helpers.models import SGD
 from tests.helpers.processes import ROOT, session
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.online import job_program
 from tests.online.fits import build_trainer, online, run_fit
 from tests.online.job_queues import FakeQueue, job_threads
@@ -237,7 +237,7 @@ def test_a_coordinator_that_is_killed_goes_on_with_the_jobs_that_run(study):
     killed(program)
     running = job_program.living(study)
     assert running
-    assert started(study).wait(200) == 0
+    assert started(study).wait(LIMIT) == 0
     adopted = [jobs for jobs in jobs_begun(study) if set(jobs) & set(running)]
     assert adopted
     assert all(len(jobs) == 1 for jobs in adopted)  # none of them was submitted again
@@ -252,7 +252,7 @@ def test_a_job_that_is_submitted_when_the_coordinator_is_killed_does_not_run_twi
     wait_until(lambda: (study / "submitting").exists())
     killed(program)
     assert read_journal(journal).attempts
-    assert started(study).wait(200) == 0
+    assert started(study).wait(LIMIT) == 0
     assert [len(jobs) for jobs in jobs_begun(study)] == [1] * job_program.INPUTS
     assert not read_journal(journal).attempts
 

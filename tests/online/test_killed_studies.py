@@ -15,7 +15,7 @@ import pytest
 import compss_train
 from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.processes import ROOT, session
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.online.study_program import SAMPLES, SIMULATIONS
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -53,7 +53,7 @@ def test_other_programs_see_that_a_study_runs_was_killed_goes_on_and_is_complete
     program = start(tmp_path, "FIFO")
     wait_until(lambda: watched(tmp_path)[1]["state"] == "running")
     assert watched(tmp_path)[1]["resumed_from"].startswith("round-")
-    assert program.wait(120) == 0
+    assert program.wait(LIMIT) == 0
     code, state = watched(tmp_path)
     assert (code, state["state"]) == (0, "complete")
     assert state["inputs"] == {"running": 0, "done": SIMULATIONS, "failed": 0, "awaited": 0}
@@ -94,11 +94,11 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_goes_on(tmp_path):
     wait_until(lambda: list_checkpoints(saves))
     before = max(list_checkpoints(saves))
     first.send_signal(signal.SIGTERM)
-    assert first.wait(60) == 143
+    assert first.wait(LIMIT) == 143
     assert not ended.exists()
     assert max(list_checkpoints(saves)) > before
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
-    assert start_job(SLURM_RESTART_COUNT="1").wait(120) == 0
+    assert start_job(SLURM_RESTART_COUNT="1").wait(LIMIT) == 0
     assert json.loads(ended.read_text())["counts"] == [1] * SAMPLES
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
@@ -110,7 +110,7 @@ def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_
     killed = tmp_path / "killed"
     for folder in (undisturbed, killed):
         folder.mkdir()
-    assert start(undisturbed, "lockstep").wait(120) == 0
+    assert start(undisturbed, "lockstep").wait(LIMIT) == 0
     ended = killed / "ended.json"
     saves = killed / "saves"
     for more in (3, 5):
@@ -121,7 +121,7 @@ def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_
         )
         assert not ended.exists()
         kill(program)
-    assert start(killed, "lockstep").wait(120) == 0
+    assert start(killed, "lockstep").wait(LIMIT) == 0
     expected, found = (
         json.loads((folder / "ended.json").read_text()) for folder in (undisturbed, killed)
     )

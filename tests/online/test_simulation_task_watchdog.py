@@ -8,7 +8,7 @@ import pytest
 
 from compss_train.engines import calls
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 CHILD = """
 import ctypes, json, os, pickle, subprocess, sys, threading
@@ -132,7 +132,7 @@ def children():
     error.
     """
     run = subprocess.run(
-        [sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", CHILD, *EXITS], capture_output=True, text=True, timeout=LIMIT
     )
     assert run.returncode == 0, run.stderr
     said = {name: [] for name in EXITS}

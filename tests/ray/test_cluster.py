@@ -28,7 +28,7 @@ from tests.engines import tasks
 from tests.helpers.models import SGD, classification, mlp
 from tests.helpers.processes import ROOT
 from tests.helpers.ray_cluster import NODE, started_by_hand
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 
 @pytest.mark.slow  # another cluster
@@ -37,7 +37,7 @@ def test_a_program_has_a_cluster_of_its_own_that_no_stranger_joins():
     program = [sys.executable, str(ROOT / "tests/ray/own_cluster.py")]
     environment = {**environment, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=110, check=False
+        program, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "nodes ['127.0.0.2']" in done.stdout
@@ -66,7 +66,7 @@ def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_pat
     ]
     with started_by_hand(*options) as environment:
         done = subprocess.run(
-            program, env=environment, capture_output=True, text=True, timeout=270, check=False
+            program, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
         )
     assert (done.returncode, done.stdout) == (0, "[1, 2]\n"), done.stderr
     assert sorted((tmp_path / "notes").read_text().split()) == ["1", "2"]
@@ -98,7 +98,7 @@ def test_a_program_that_has_all_cpus_reserved_trains_on_them(shared_ray, kind):
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     options = {"num_cpus": 0, "scheduling_strategy": inside}
     try:
-        ray.get(group.ready(), timeout=60)
+        ray.get(group.ready(), timeout=LIMIT)
         if kind == "task":
             running = ray.remote(trained_rounds).options(**options).remote()
         else:
@@ -117,7 +117,7 @@ def test_a_program_that_has_the_cpus_for_its_workers_itself_says_so(shared_ray, 
     group = ray.util.placement_group([{"CPU": 1}] * (1 if captures else cpus))
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=captures)
     try:
-        ray.get(group.ready(), timeout=60)
+        ray.get(group.ready(), timeout=LIMIT)
         wait_until(lambda: captures or not ray.available_resources().get("CPU"))
         where = "placement group's 1" if captures else f"cluster's {cpus}"
         said = (
@@ -215,7 +215,7 @@ def test_a_wrong_token_is_named_and_can_be_put_right(ray_cluster, tmp_path):
     environment = {**os.environ, **once, cluster.ADDRESS: ray_cluster.address}
     program = [sys.executable, "-c", TOKENS]
     done = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=110, check=False
+        program, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     wrong, missing, disabled, right = done.stdout.splitlines()
     assert f"{ray_cluster.address}: the cluster refuses the token in RAY_AUTH_TOKEN" in wrong
@@ -280,7 +280,7 @@ def test_every_node_has_an_agent_of_its_own_that_watches(ray_cluster, monkeypatc
     monkeypatch.setattr(submitter, "NODES_SECONDS", 0.1)
     made = submitter.Submitter()
     try:
-        wait_until(lambda: len(made.agents) == 2 and all(made.ask_agents("watches", 30)), 60)
+        wait_until(lambda: len(made.agents) == 2 and all(made.ask_agents("watches", 30)))
         assert len(set(misled)) == 2
     finally:
         made.stop()
@@ -412,7 +412,7 @@ def test_a_program_whose_head_is_lost_says_how_to_resume(tmp_path):
                 and address.partition(":")[2] in f"{each.cmdline()}"
             ):
                 each.kill()
-        _, printed = program.communicate(timeout=100)
+        _, printed = program.communicate(timeout=LIMIT)
     (line,) = [
         line
         for line in printed.splitlines()
@@ -449,7 +449,7 @@ def test_processes_report_to_each_engine_of_a_program():
     for _ in range(2):
         with RayEngine() as engine:
             engine.fetch([engine.submit(train_samples, 5) for _ in range(8)])
-            wait_until(lambda: engine.trained_samples() == 40, 60)
+            wait_until(lambda: engine.trained_samples() == 40)
 
 
 @pytest.mark.parametrize(
@@ -536,7 +536,7 @@ def test_ends_with_other_intervals_between_pings_are_found(here, there, state):
 def big_node(ray_cluster, shared_ray):
     """A node with a custom resource for three tasks."""
     node = ray_cluster.add_node(**NODE, resources={"bigmem": 3.0})
-    wait_until(lambda: any(cluster.fitting_by_id({"bigmem": 1}).values()), 60)
+    wait_until(lambda: any(cluster.fitting_by_id({"bigmem": 1}).values()))
     yield node
     ray_cluster.remove_node(node, allow_graceful=False)
 

@@ -153,7 +153,7 @@ def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(
         Occupant.options(scheduling_strategy=NodeAffinity(node, soft=False)).remote()
         for node in others
     ]
-    wait_until(lambda: ray.available_resources().get("CPU") == 4, 60)  # all for this study
+    wait_until(lambda: ray.available_resources().get("CPU") == 4)  # all for this study
     trainer, ended = run_life(
         shared_ray,
         tmp_path,

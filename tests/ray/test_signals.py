@@ -14,7 +14,7 @@ from compss_train.exceptions import TaskCancelledError
 from tests.compss.conftest import INSIDE
 from tests.engines import tasks
 from tests.helpers.processes import ROOT
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 
 @pytest.mark.parametrize("is_joined_before", [False, True])
@@ -32,7 +32,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         env={**os.environ, "COMPSS_TRAIN_ENGINE": "ray", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT,
     )
     assert done.returncode == 143, done.stderr
     assert "fit interrupted by SIGTERM; last complete round: 3" in done.stderr
@@ -63,7 +63,7 @@ def test_tasks_are_cancelled_although_ray_does_not_answer(
     with pytest.raises(TaskCancelledError):
         shared_ray.fetch([ref])
     if is_watched:
-        wait_until(lambda: not psutil.pid_exists(pid), 60)
+        wait_until(lambda: not psutil.pid_exists(pid))
     gate.touch()
     assert shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)]) == [3]
     assert len(notes.read_text().splitlines()) == 1

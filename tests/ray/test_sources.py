@@ -16,6 +16,7 @@ from compss_train._utils import private_names
 from compss_train._utils.imports import FOLDER_MODULES
 from compss_train.engines.ray import cluster, sources
 from tests.helpers.processes import ROOT
+from tests.helpers.waiting import LIMIT
 
 PROGRAM = """
 import pathlib, shutil, sys
@@ -70,7 +71,7 @@ def test_a_node_without_the_modules_of_a_program_imports_what_was_sent(ray_clust
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

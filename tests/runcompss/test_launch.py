@@ -30,7 +30,7 @@ def script(name, *arguments, **environment):
         env=variables | environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=LIMIT,
         cwd=SCRIPTS.parent,
     )
 
@@ -262,7 +262,7 @@ def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, again
     done = subprocess.run(
         ["bash", "-e", job],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", **variables},
-        timeout=200,
+        timeout=LIMIT,
     )
     assert done.returncode == code
     assert (tmp_path / "ran").exists()
@@ -290,7 +290,7 @@ def test_a_job_that_is_warned_before_its_program_starts_is_queued_again(tmp_path
     done = subprocess.run(
         ["bash", "-e", job],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), **variables},
-        timeout=200,
+        timeout=LIMIT,
         start_new_session=True,  # the script looks for the program in its session
     )
     assert done.returncode == 143

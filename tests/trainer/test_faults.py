@@ -402,7 +402,7 @@ def test_a_script_without_a_main_guard_trains_and_ctrl_c_ends_all_of_it(start, t
     wait_until((tmp_path / "training").exists)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the coordinator and all workers
     # The fit takes half an hour.
-    wait_until(lambda: process.poll() is not None and not session(process.pid), 200)
+    wait_until(lambda: process.poll() is not None and not session(process.pid))
     out, err = process.communicate()
     assert process.returncode in (130, -signal.SIGINT)
     assert err.count("Traceback") == 1

@@ -9,7 +9,7 @@ from compss_train.cli.run_files import RunFileError, read_run_file
 from compss_train.cli.run_files.objects import load_object
 from compss_train.cli.run_files.trust import check_trust, modules_beside, working_directory
 from tests.helpers.processes import ROOT, leftovers, session
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 NETWORK = (
     "import torch\nfrom helping import width\n\ndef net():\n    return torch.nn.Linear(5, "
@@ -149,7 +149,7 @@ def test_a_run_does_not_run_files_named_as_modules_of_torch_and_python_and_leave
         text=True,
         start_new_session=True,
     )
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, said
     assert not marker.exists(), marker.read_text()
     wait_until(lambda: not session(process.pid))  # loky's resource tracker ends a moment later

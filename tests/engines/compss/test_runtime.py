@@ -17,6 +17,7 @@ from compss_train.engines.compss import runtime
 from compss_train.engines.nodes import Node, check_room
 from compss_train.exceptions import ScriptLoadingError
 from tests.engines.compss.applications import declare_nodes
+from tests.helpers.waiting import LIMIT
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ sys.exit(3)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's on_exit")
 def test_the_exit_code_stays_and_destructors_do_not_run():
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 3, done.stderr
     assert done.stdout == "python's own ran\n"
