@@ -3,7 +3,8 @@
 It prints each place, and exits with 1 if there is one.
 
 Tests wait for events: by ``wait_until`` of ``tests/helpers/waiting.py``, which has a limit, or by
-what fails when nothing comes. Programs and threads under test may ``hang`` or ``pause``.
+what fails when nothing comes. What another process has written is read by ``text_of``: its file is
+there before the text. Programs and threads under test may ``hang`` or ``pause``.
 """
 
 import ast
@@ -55,9 +56,38 @@ def owned(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
         yield from owned(child, child if is_function else function)
 
 
+def file_awaited(node: ast.AST) -> str | None:
+    """Return the path in ``wait_until(path.exists)``, as text; ``None`` for all else."""
+    match node:
+        case ast.Call(func=function, args=[ast.Attribute(attr="exists", value=file), *_]) if (
+            name_of(function) == "wait_until"
+        ):
+            return ast.dump(file)
+    return None
+
+
+def early_reads(tree: ast.AST) -> set[int]:
+    """Return the lines that read a file of which the same function awaits only that it exists."""
+    lines = set()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        nodes = [*ast.walk(function)]
+        awaited = {file_awaited(node) for node in nodes}
+        for node in nodes:
+            match node:
+                case ast.Attribute(attr="read_text" | "read_bytes", value=file) if (
+                    ast.dump(file) in awaited
+                ):
+                    lines.add(node.lineno)
+    return lines
+
+
 def offences(source: str) -> Iterator[tuple[int, str]]:
     """Iterate over the lines of a program that wait for time, and what to do instead."""
     tree = ast.parse(source)
+    for line in sorted(early_reads(tree)):
+        yield line, "the file may be empty yet: text_of of tests.helpers.waiting waits for a text"
     events = {name_of(target) for target, value in assigned(tree) if makes_event(value)}
     for node, function in owned(tree, tree):
         match node:

@@ -18,6 +18,8 @@ from tests.lint_waits import offences
         "def test_it():\n    gate, other = Event(), 1\n    gate.wait(0.1)",
         "def test_it():\n    pause(0.1)",
         "@pytest.fixture(scope='module')\ndef it():\n    hang()",
+        "def test_it():\n    wait_until(pid.exists)\n    int(pid.read_text())",
+        "def test_it():\n    wait_until((at / 'pid').exists)\n    (at / 'pid').read_text()",
     ],
 )
 def test_a_wait_that_hopes_is_found(line):
@@ -32,6 +34,8 @@ def test_a_wait_that_hopes_is_found(line):
         "process.wait(30)",
         "def test_it():\n    def simulate():\n        pause(0.1)",
         "class Net:\n    def forward(self):\n        hang()",
+        "def test_it():\n    wait_until(flag.exists)\n    int(pid.read_text())",
+        "def test_it():\n    int(text_of(pid))\n    pid.read_text()",
     ],
 )
 def test_a_wait_for_an_event_and_what_is_under_test_are_let_be(line):

@@ -27,7 +27,7 @@ from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
 from tests.helpers.processes import ROOT, children, is_running, leftovers
 from tests.helpers.shared_engine import fork_processes
-from tests.helpers.waiting import LIMIT, settled, wait_until
+from tests.helpers.waiting import LIMIT, settled, text_of, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
     before = local.pids
     runs = tmp_path / "runs"
     beside = local.submit(tasks.note_and_wait, runs, tmp_path / "gate")
-    wait_until(runs.exists)
+    assert int(text_of(runs)) in before
     refs = [local.submit(tasks.die_once, tmp_path / "flag", np.ones(10_000))]
     refs += [local.submit(tasks.add, n, n) for n in range(10)]
     values = local.fetch(refs)

@@ -33,7 +33,7 @@ from tests.helpers.callbacks import CallAt
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.processes import is_running
 from tests.helpers.small_fits import fit, trainer_of
-from tests.helpers.waiting import LIMIT, wait_until
+from tests.helpers.waiting import LIMIT, text_of, wait_until
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.laws import check_engine
 from tests.trainer.test_faults import KillOnce
@@ -257,7 +257,7 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
     apart = tmp_path / "apart"
     apart.mkdir()
 
-    callbacks = [CallAt("fit_start", lambda _: wait_until(running.exists))]
+    callbacks = [CallAt("fit_start", lambda _: text_of(running))]
     callbacks += [CallAt("round_end", raising(LookupError()))] if how == "callback" else []
 
     def lose(trainer):
@@ -353,7 +353,7 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
     order = tmp_path / "order"
     never = tmp_path / "never"
     beside = engine.submit(tasks.note_and_wait, order, gate)
-    wait_until(order.exists)
+    pid_beside = int(text_of(order))
     with pytest.raises(KeyError), engine.scope():  # noqa: PT012
         published = engine.publish(np.ones(100_000))
         running = engine.submit(tasks.note_and_wait, tmp_path / "running", never)
@@ -363,9 +363,8 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
             inner = engine.submit(tasks.add, 1, priority=True)
             target = engine.publish(1)
         updated = engine.commute(target, tasks.plus, running)
-        wait_until((tmp_path / "running").exists)
+        pid = int(text_of(tmp_path / "running"))
         raise KeyError
-    pid = int((tmp_path / "running").read_text())
     assert not is_running(pid)
     for ref in (published, running, *queued, after, updated):
         with pytest.raises(TaskCancelledError, match="the fit that made this value has failed"):
@@ -374,7 +373,8 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
         engine.fetch([engine.submit(tasks.add, running)])
     assert fetch(engine, inner) == 1
     gate.touch()
-    assert fetch(engine, beside) == int(order.read_text())  # it has run once
+    assert fetch(engine, beside) == pid_beside
+    assert int(order.read_text()) == pid_beside  # it has run once
     assert engine.fetch([engine.submit(tasks.add, n) for n in range(8)]) == [*range(8)]
 
 

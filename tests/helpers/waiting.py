@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic, sleep  # as they are: some tests set the clock of the module
 from typing import NoReturn, TypeVar
 
@@ -41,6 +42,11 @@ def awaited(get: Callable[[], T | None]) -> T:
 
     wait_until(is_there)
     return found[0]
+
+
+def text_of(path: Path) -> str:
+    """Return what another process writes to a file, which is there before the text, once it has."""
+    return awaited(lambda: (path.read_text() or None) if path.exists() else None)
 
 
 def settled(look: Callable[[], T], seconds: float = LIMIT, *, apart: float = 0.1) -> T:

@@ -1,5 +1,8 @@
 """What objects keep in an online fit: attributes and buffers as in a plain loop, but no globals."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from compss_train.engines.calls import intra_op_threads
 from tests.helpers.models import SGD, assert_same_bits, classification, state_arrays
 from tests.helpers.waiting import pause
 from tests.online.fits import DEFAULTS, batches_of, build_trainer, fit_online
-from tests.online.simulations import numbered_rows, simulate_rows
+from tests.online.simulations import numbered_rows, simulate_rows, wait_for_file
 from tests.training.test_model_state import ActNorm
 from tests.worker.merging.test_buffers import Keeping
 
@@ -183,21 +186,31 @@ class StopAfterSave(Callback):
             trainer.stop("enough")
 
 
-def slow_rows(rows):
-    """Send rows slowly, so that a save is made before the last one."""
-    for row in simulate_rows(rows):
-        pause(0.01)
-        yield row
+@dataclass(frozen=True)
+class HeldRows:
+    """Sends rows slowly, and the second half once the fit that is to be stopped has ended."""
+
+    ended: Path
+
+    def __call__(self, rows):
+        for number, row in enumerate(simulate_rows(rows)):
+            pause(0.01)
+            if number >= len(X) // 2:
+                wait_for_file(self.ended)
+            yield row
 
 
 def test_a_resumed_fit_goes_on_with_it(local, tmp_path):
     options = {"checkpoint_every": 0.05, "record_every": 0.02}
     trainer = build_trainer(local, 1, StateNet(), SGD, nn.MSELoss())
-    simulations = Simulations(slow_rows, [(X, Y)])
+    ended = tmp_path / "ended"
+    simulations = Simulations(HeldRows(ended), [(X, Y)])
     merge = Merge(buffers=RULES)
     more = {**DEFAULTS, "batch_size": 7, **options, "merge": merge, "progress": False}
-    trainer.fit_online(simulations, callbacks=[Checkpoint(tmp_path), StopAfterSave()], **more)
+    callbacks = [Checkpoint(tmp_path / "saves"), StopAfterSave()]
+    trainer.fit_online(simulations, callbacks=callbacks, **more)
     assert trainer.stopped == "enough"
+    ended.touch()
     resumed = build_trainer(local, 1, StateNet(), SGD, nn.MSELoss())
-    resumed.fit_online(simulations, resume=tmp_path, **more)
+    resumed.fit_online(simulations, resume=tmp_path / "saves", **more)
     assert_like(resumed, looped())

@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext, suppress
@@ -48,7 +49,7 @@ from compss_train.training.checkpoints import (
 )
 from tests.buffers.kinds import Thread
 from tests.helpers.models import assert_same_bits
-from tests.helpers.waiting import pause, wait_until
+from tests.helpers.waiting import LIMIT, pause, wait_until
 from tests.online.fits import FIFO, build_trainer, online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -526,11 +527,15 @@ def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_los
     port = free_port()
     warned = []
     address = f"tcp://127.0.0.1:{port}"
+    # However slow a life is, samples are left for the next one.
+    held_until = {35: threading.Event(), 110: threading.Event()}
 
     def send():
         with SampleSender(address, "ours alone", "solver") as sender:
             for number in range(SAMPLES):
                 pause(0.01)
+                if number in held_until:
+                    assert held_until[number].wait(LIMIT)
                 sender.send(one_hot(number, SAMPLES), np.float32(0))
 
     with warnings.catch_warnings():
@@ -538,8 +543,9 @@ def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_los
         with patch.object(validation, "warn_user", warned.append):
             sending = Thread(send)
             options = {"simulate": False, "senders": 1, "address": address, "token": "ours alone"}
-            for stop in (StopAt(30), StopAt(70)):
-                run_life(local, tmp_path, stop=stop, **options)
+            for stop, life_ended in zip((30, 70), held_until.values(), strict=True):
+                run_life(local, tmp_path, stop=StopAt(stop), **options)
+                life_ended.set()
             trainer, ended = run_life(local, tmp_path, **options)
             sending.result()
     assert ended

@@ -14,7 +14,7 @@ from compss_train.exceptions import TaskCancelledError
 from tests.compss.conftest import INSIDE
 from tests.engines import tasks
 from tests.helpers.processes import ROOT
-from tests.helpers.waiting import LIMIT, wait_until
+from tests.helpers.waiting import LIMIT, text_of, wait_until
 
 
 @pytest.mark.parametrize("is_joined_before", [False, True])
@@ -55,8 +55,7 @@ def test_tasks_are_cancelled_although_ray_does_not_answer(
     gate = tmp_path / "gate"
     with shared_ray.scope(watched=is_watched), monkeypatch.context() as context:
         ref = shared_ray.submit(tasks.note_and_wait, notes, gate)
-        wait_until(notes.exists)
-        pid = int(notes.read_text().split()[0])
+        pid = int(text_of(notes))
         context.setattr(submitter.Submitter, "_noted", lambda _: Silent())
         shared_ray.cancel()
     assert "Ray does not answer: 1 cancelled tasks end" in capfd.readouterr().err

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import LIMIT, wait_until
+from tests.helpers.waiting import LIMIT, text_of, wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "runcompss"
 
@@ -130,8 +130,7 @@ project = next(flag for flag in sys.argv if flag.startswith("--project=")).split
 piper = pathlib.Path(project).parent / "workers" / "piper"
 hangs = "import signal; signal.alarm(250); signal.pause()"
 child = subprocess.Popen([sys.executable, "-c", hangs, piper], start_new_session=True)
-pathlib.Path({pid!r} + "_").write_text(str(child.pid))
-os.rename({pid!r} + "_", {pid!r})
+pathlib.Path({pid!r}).write_text(str(child.pid))
 signal.alarm(250)
 signal.pause()
 """
@@ -150,10 +149,10 @@ def test_laptop_kills_remaining_processes(app, tmp_path):
     with subprocess.Popen(
         ["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE
     ) as laptop:
-        wait_until(pid.exists)
+        child = int(text_of(pid))
         laptop.terminate()
         assert laptop.wait(LIMIT) == 130
-    wait_until(lambda: not is_running(int(pid.read_text())))
+    wait_until(lambda: not is_running(child))
 
 
 def flags_of(done):
