@@ -18,7 +18,10 @@ class DivergedError(ArithmeticError):
 
 
 class WorkerLostError(RuntimeError):
-    """The process of a task died in every attempt, most often because it ran out of memory."""
+    """A task or value is lost: its process died in every attempt, or a full node had no room.
+
+    Processes die most often because they run out of memory.
+    """
 
 
 class ScriptLoadingError(RuntimeError):

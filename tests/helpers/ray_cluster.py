@@ -48,6 +48,14 @@ def two_nodes() -> Iterator[Any]:
             cluster.shutdown()
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 @contextmanager
 def started_by_hand(
     *head_options: str, cpus: Sequence[int] = (1, 1), store: int = 100_000_000
@@ -55,15 +63,13 @@ def started_by_hand(
     """Run ``ray start`` for nodes with so many CPUs, and yield the environment of a program that
     joins them. Each has an object store of ``store`` bytes.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
     }
     start = [
         sys.executable,

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import numpy as np
 import ray
@@ -23,7 +24,30 @@ class KillProgram(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(engine="auto", *, blocks=8, width=6, rows=64, epochs=3, folder=None, kills=False):
+class FillDisk(Callback):
+    """Fills the disk of a file after a round."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == 1:
+            with suppress(OSError), open(self.path, "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(2**20))
+
+
+def train(
+    engine="auto",
+    *,
+    blocks=8,
+    width=6,
+    rows=64,
+    epochs=3,
+    folder=None,
+    kills=False,
+    fills=None,
+):
     """Return the parameters of a fit on rows of ``width`` floats."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, width)).astype("float32")
@@ -35,6 +59,7 @@ def train(engine="auto", *, blocks=8, width=6, rows=64, epochs=3, folder=None, k
     trainer.build(net, {"optimizer": "adam", "lr": 0.01}, "cross_entropy")
     callbacks = [Checkpoint(folder)] if folder else []
     callbacks += [KillProgram()] if kills else []
+    callbacks += [FillDisk(fills)] if fills else []
     return trainer.fit(
         *data,
         num_epochs=epochs,

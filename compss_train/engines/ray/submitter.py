@@ -20,10 +20,10 @@ from compss_train.engines.codec import SerializedValue
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.nodes import Node
 from compss_train.engines.ray import agent, cluster
-from compss_train.engines.ray.value import Lineage, RayValue, lost_error
+from compss_train.engines.ray.value import Lineage, RayValue, lost_error, put
 from compss_train.engines.task_graph import Task, Value
 from compss_train.engines.watch import say
-from compss_train.exceptions import TaskCancelledError
+from compss_train.exceptions import TaskCancelledError, WorkerLostError
 
 NODES_SECONDS = 5.0
 """Seconds between looks for nodes that have joined or left."""
@@ -189,7 +189,8 @@ class Submitter(GraphThread):
         stored = None if value.future.exception() else value.future.result()
         if isinstance(stored, RayValue) and stored.is_remakable:
             start = time.monotonic()
-            stored.keep()
+            with suppress(WorkerLostError):  # who needs the value is told, or Ray makes it again
+                stored.keep()
             self._keep_seconds += time.monotonic() - start
 
     def finish_running(self) -> None:
@@ -307,7 +308,10 @@ class Submitter(GraphThread):
 
     def _start_ready(self) -> None:
         while (task := self.graph.next_ready(ANY_CPUS)) is not None:
-            self._start(task)
+            try:
+                self._start(task)
+            except WorkerLostError as error:  # what it is called with has no room here
+                self.graph.fail(task, error)
 
     def _start(self, task: Task) -> None:
         inputs: list[RayValue] = []
@@ -322,7 +326,7 @@ class Submitter(GraphThread):
         call: Any = SerializedValue.of((task.function, args, task.scope.settings))
         lineage = tuple([value.lineage for value in inputs])
         if call.nbytes > agent.COPIED_BYTES:  # Ray would put it, and free it too early
-            call = ray.put(call)
+            call = put(call)
             lineage = (call, *lineage)
         watching = task.watching
         watched = agent.Watched(self._id)

@@ -1,10 +1,11 @@
 """Values in Ray's object store, and the error of those that Ray has lost."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayError
 
 from compss_train.engines import calls
 from compss_train.engines.codec import SerializedValue
@@ -33,7 +34,7 @@ class RayValue:
     @classmethod
     def put(cls, value: SerializedValue) -> "RayValue":
         """Store a value where the coordinator is."""
-        ref = ray.put(value)
+        ref = put(value)
         return cls(ref, ray.get_runtime_context().get_node_id(), (ref,))
 
     def load(self) -> Any:
@@ -49,8 +50,14 @@ class RayValue:
         return self.ref is not None and self.lineage != (self.ref,)
 
     def keep(self) -> None:
-        """Put the value here: from now on nothing that it was made from is needed."""
-        self.ref = ray.put(ray.get(self.ref))
+        """Put the value here: from now on nothing that it was made from is needed.
+
+        Raises ``WorkerLostError`` if it is lost or has no room here; then it stays as it was.
+        """
+        try:
+            self.ref = ray.put(ray.get(self.ref))
+        except RayError as error:
+            raise lost_error("a copy of a value", error) from error
         self.lineage = (self.ref,)
 
     def discard(self) -> None:
@@ -59,9 +66,29 @@ class RayValue:
         self.lineage = ()
 
 
+def put(value: Any) -> Any:
+    """Put a value into the store of this node; return Ray's reference to it.
+
+    Raises ``WorkerLostError`` if it has no room there.
+    """
+    try:
+        return ray.put(value)
+    except RayError as error:
+        raise lost_error("a value", error) from error
+
+
 def lost_error(what: str, error: BaseException) -> WorkerLostError:
-    """Return the error for a task or value that Ray has lost."""
+    """Return the error for a task or value that Ray has lost, or that has no room."""
     text = " ".join(str(error).split())
+    if isinstance(error, (OutOfDiskError, ObjectStoreFullError)):
+        task_address = re.search(r"\bip=([\w.:]+)", text)
+        address = task_address[1] if task_address else ray.util.get_node_ip_address()
+        return WorkerLostError(
+            f"{what} has no room on node {address}: its object store is full, and so is the disk "
+            "to which Ray spills objects, by default that of /tmp/ray, of which Ray uses 95%. "
+            "Make room there, or start the node with ray start --object-spilling-directory=FOLDER "
+            "or more --object-store-memory; fit(resume=) continues from a checkpoint"
+        )
     if isinstance(error, OutOfMemoryError):
         text, _, _ = text.partition(" Object store memory usage")  # and pages more
         return WorkerLostError(
