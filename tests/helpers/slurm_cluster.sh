@@ -44,6 +44,7 @@ SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 NodeName=node[1-2] CPUs=$cpus
+Licenses=place:5
 PartitionName=train Nodes=node[1-2] Default=YES
 CONF
 echo IgnoreSystemd=yes >cgroup.conf

@@ -2,7 +2,8 @@
 
 ``slurm_study.py FOLDER JOBS`` is its program, which goes on where an earlier one was killed;
 ``FOLDER/ended.json`` then has how often each sample was trained, the last record and the warnings.
-``slurm_study.py job FOLDER`` is a job: ``FOLDER/begun`` gets a line for each, its name and id.
+``slurm_study.py job FOLDER`` is a job: ``FOLDER/log`` gets a line when one begins, and when it ends,
+with its name and id.
 """
 
 import json
@@ -48,12 +49,18 @@ class CountingTable(nn.Module):
 
 def run_job(folder: Path) -> None:
     number = json.loads(os.environ["COMPSS_TRAIN_INPUT"])
-    with (folder / "begun").open("a") as file:
-        file.write(f"{os.environ['COMPSS_TRAIN_NAME']} {os.environ['SLURM_JOB_ID']}\n")
+    note(folder, "begun")
     with SampleSender(timeout=600.0) as sender:  # the program may be away for some time
         for step in range(STEPS):
             sender.send(np.array([number * STEPS + step]), np.float32(0))
             pause(PAUSE)
+    note(folder, "ended")
+
+
+def note(folder: Path, event: str) -> None:
+    """Write what this job does to the log."""
+    with (folder / "log").open("a") as file:
+        file.write(f"{event} {os.environ['COMPSS_TRAIN_NAME']} {os.environ['SLURM_JOB_ID']}\n")
 
 
 def main(folder: Path, jobs: int) -> None:
