@@ -2,8 +2,8 @@
 
 ``slurm_study.py FOLDER JOBS`` is its program, which goes on where an earlier one was killed;
 ``FOLDER/ended.json`` then has how often each sample was trained, the last record and the warnings.
-``slurm_study.py job FOLDER`` is a job: ``FOLDER/log`` gets a line when one begins, and when it ends,
-with its name and id.
+``slurm_study.py job FOLDER`` is a job: ``FOLDER/log`` gets a line when one begins, and when it
+ends, with its name and id.
 """
 
 import json
