@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from _input_studies import HELD_OUT, STEPS, STUDIES, Floats, Study
+from _input_tables import UNIFORM, Rows, draw, print_rows
 from numpy.typing import NDArray
 from torch import nn
 
@@ -49,9 +50,6 @@ TIMES = 1.5, 4
 HELD_OUT_INPUTS = 1000
 RESULTS = Path("runs/active-inputs.jsonl")
 """Studies that have run: a later call goes on."""
-UNIFORM = "uniform"
-NUMBERS = ("99th percentile", "mean", "median", "seconds")
-"""What is compared: statistics of the errors of held-out simulations, and processor seconds."""
 ALL_STEPS = range(1, STEPS + 1)
 
 
@@ -244,12 +242,17 @@ def errors_of(study: Study, net: nn.Module) -> Floats:
     return np.asarray(np.sqrt((apart**2).mean((1, 2))))
 
 
-def result(planned: Planned) -> dict[str, Any]:
-    """Return the errors and times of a study, which runs unless ``RESULTS`` has it."""
+def known_result(planned: Planned) -> dict[str, Any] | None:
+    """Return the errors and times of a study, or ``None`` if it has not run."""
     for line in RESULTS.read_text().splitlines() if RESULTS.exists() else ():
         known: dict[str, Any] = json.loads(line)
         if planned.key.items() <= known.items():
             return known
+    return None
+
+
+def run(planned: Planned) -> None:
+    """Run a study, and append its errors and times to ``RESULTS``."""
     began = time.process_time()
     running = Running(planned)
     running.train()
@@ -265,22 +268,6 @@ def result(planned: Planned) -> dict[str, Any]:
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("a") as file:
         file.write(json.dumps(planned.key | measured) + "\n")
-    return planned.key | measured
-
-
-Results = Sequence[dict[str, Any]]
-
-
-def ratio(ours: Results, theirs: Results, key: str) -> tuple[float, float]:
-    """Return the geometric mean over the seeds of a number's ratio, and its standard error.
-
-    The error of one seed is NaN.
-    """
-    logarithms = [np.log(study[key] / base[key]) for study, base in zip(ours, theirs, strict=True)]
-    mean = float(np.exp(np.mean(logarithms)))
-    if len(logarithms) == 1:
-        return mean, np.nan
-    return mean, mean * float(np.std(logarithms, ddof=1) / np.sqrt(len(logarithms)))
 
 
 def planned_rows(name: str, study: Study, methods: Sequence[str], seed: int) -> dict[str, Planned]:
@@ -293,57 +280,16 @@ def planned_rows(name: str, study: Study, methods: Sequence[str], seed: int) -> 
     return plans
 
 
-def rows_of(
-    name: str, study: Study, methods: Sequence[str], seeds: Sequence[int]
-) -> dict[str, Results]:
-    """Return the results of a study by the label of their row, one for each seed."""
-    plans = [planned_rows(name, study, methods, seed) for seed in seeds]
-    return {label: [result(plan[label]) for plan in plans] for label in plans[0]}
-
-
-def report(name: str, study: Study, rows: dict[str, Results]) -> None:
-    """Print the table of a study."""
-    base = rows[UNIFORM]
-    means = ", ".join(f"{key} {np.mean([run[key] for run in base]):.4g}" for key in NUMBERS)
-    sizes = f"{study.simulations} simulations, {study.batches} batches, {len(base)} seeds"
-    print(f"{name}: {study.title}, {sizes}\n  {UNIFORM}: {means}")
-    for label, runs in rows.items():
-        if label != UNIFORM:
-            ratios = {key: ratio(runs, base, key) for key in NUMBERS}
-            texts = (f"{key} {mean:.2f} ± {error:.2f}" for key, (mean, error) in ratios.items())
-            print(f"  {label}: {', '.join(texts)}", flush=True)
-
-
-def draw(path: Path, tables: dict[str, dict[str, Results]]) -> None:
-    """Draw the ratios of each study, with their standard errors; gray on no background."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    gray = "#8a8f98"
-    style: Any = {
-        "axes.edgecolor": gray,
-        "text.color": gray,
-        "xtick.color": gray,
-        "ytick.color": gray,
-    }
-    labels = [label for label in next(iter(tables.values())) if label != UNIFORM]
-    with rc_context(style):
-        figure = Figure(figsize=(7.7, 3.6), layout="constrained")
-        for axes, key in zip(figure.subplots(1, 2), NUMBERS[:2], strict=True):
-            for place, label in enumerate(labels):
-                ratios = [ratio(rows[label], rows[UNIFORM], key) for rows in tables.values()]
-                means, errors = np.transpose(ratios)
-                across = np.arange(len(tables)) + (place - (len(labels) - 1) / 2) * 0.12
-                axes.errorbar(across, means, np.nan_to_num(errors), fmt="o", ms=4, label=label)
-            axes.axhline(1, color=gray, linewidth=1)
-            axes.set(yscale="log", title=f"{key}, ratio to uniform", facecolor="none")
-            axes.set_xticks(range(len(tables)), [*tables])
-            axes.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-            axes.minorticks_off()
-            axes.spines[["top", "right"]].set_visible(False)
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
-        figure.savefig(path, dpi=120, transparent=True)
+def rows_of(name: str, study: Study, methods: Sequence[str], seeds: Sequence[int]) -> Rows:
+    """Return the results of a study by seed, by the label of their row: of what has run."""
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for seed in seeds:
+        for label, planned in planned_rows(name, study, methods, seed).items():
+            row = rows.setdefault(label, {})
+            known = known_result(planned)
+            if known is not None:
+                row[seed] = known
+    return rows
 
 
 def main() -> None:
@@ -355,6 +301,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--held-out", action="store_true", help="also the two held-out studies")
     parser.add_argument("--quick", action="store_true", help="a few batches of one seed")
+    parser.add_argument("--known", action="store_true", help="show what has run, and run nothing")
     parser.add_argument("--picture", type=Path, help="file for a picture of the ratios")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -366,13 +313,20 @@ def main() -> None:
         studies = {
             name: replace(study, simulations=12, batches=40) for name, study in studies.items()
         }
-    for seed in seeds:  # a run that is stopped leaves whole seeds of all studies
-        for name, study in studies.items():
-            for planned in planned_rows(name, study, options.sampler, seed).values():
-                result(planned)
+    plans = [
+        planned
+        for seed in seeds  # outermost: a run that is stopped leaves whole seeds of all studies
+        for name, study in studies.items()
+        for planned in planned_rows(name, study, options.sampler, seed).values()
+    ]
+    for planned in () if options.known else plans:
+        if known_result(planned) is None:
+            run(planned)
     tables = {name: rows_of(name, study, options.sampler, seeds) for name, study in studies.items()}
     for name, rows in tables.items():
-        report(name, studies[name], rows)
+        study = studies[name]
+        sizes = f"{study.simulations} simulations, {study.batches} batches"
+        print_rows(f"{name}: {study.title}, {sizes}", rows)
     if options.picture:
         draw(options.picture, tables)
 

@@ -1,5 +1,6 @@
 """The benchmark of inputs: its studies solve many inputs as they solve one, and it goes on."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ def studies(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = runpy.run_path(str(BENCHMARKS / "_input_studies.py"))
     yield module["STUDIES"] | module["HELD_OUT"]
-    sys.modules.pop("_input_studies", None)
+    for name in ("_input_studies", "_input_tables"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,8 +65,38 @@ def test_a_study_that_has_run_is_not_run_again(studies, monkeypatch, capsys, tmp
         runpy.run_path(str(BENCHMARKS / "active_inputs.py"), run_name="__main__")
         printed.append(capsys.readouterr().out)
         lines = (tmp_path / "runs/active-inputs.jsonl").read_text().splitlines()
-        assert len(lines) == 4  # uniform, four times as many, and two samplers
+        assert len(lines) == 5  # uniform, 1.5 and 4 times as many, and two samplers
     torch.set_num_threads(threads)
     assert printed[0] == printed[1]
-    for label in ("uniform x 4 (scale)", "spaced", "breed"):
-        assert f"  {label}: 99th percentile" in printed[0]
+    for label in ("uniform x 1.5 (scale)", "uniform x 4 (scale)", "spaced", "breed"):
+        assert f"  {label} (1 seeds): 99th percentile" in printed[0]
+
+
+def test_what_has_run_is_shown_and_drawn(studies, monkeypatch, capsys, tmp_path):
+    """Ratios are of the seeds that have both."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    study = {"study": "front", "simulations": 40, "batches": 6000}
+    numbers = ("99th percentile", "mean", "median", "seconds")
+    with (tmp_path / "runs/active-inputs.jsonl").open("w") as file:
+        for method, seed, value in [
+            ("uniform", 0, 1.0),
+            ("uniform", 1, 2.0),
+            ("spaced", 1, 1.0),
+            ("spaced", 2, 9.0),
+            ("breed", 0, 2.0),
+            ("breed", 1, 1.0),
+        ]:
+            run = {"method": method, "times": 1, "seed": seed, **dict.fromkeys(numbers, value)}
+            file.write(json.dumps(study | run) + "\n")
+    options = ["--known", "--study", "front", "--picture", "ratios.png"]
+    monkeypatch.setattr(sys, "argv", ["active_inputs.py", *options])
+    threads = torch.get_num_threads()
+    runpy.run_path(str(BENCHMARKS / "active_inputs.py"), run_name="__main__")
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "uniform (2 seeds): 99th percentile 1.5," in printed
+    assert "spaced (1 seeds): 99th percentile 0.50," in printed
+    assert "breed (2 seeds): 99th percentile 1.00 ± 0.69," in printed
+    assert "ogas" not in printed
+    assert (tmp_path / "ratios.png").stat().st_size > 1000
