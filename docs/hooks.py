@@ -49,6 +49,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "how-do-i.md": {"search": {"boost": 4}},
 }
 """What Material reads from the head of pages; there, Git hosts would show it."""
+BELOW_GUIDES = {"boost": 0.5}
+"""For pages of the reference, which have the words of users in many docstrings."""
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -58,6 +60,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """
     if page.file.src_uri == "reference/trainer.md":
         markdown = markdown.replace("members: true", f"members: {trainer_members()}")
+    if page.file.src_uri.startswith("reference/"):
+        page.meta["search"] = BELOW_GUIDES
     page.meta.update(SETTINGS.get(page.file.src_uri, {}))
     variants = r"![\g<alt>](\g<light>#only-light)![\g<alt>](\g<dark>#only-dark)"
     return (

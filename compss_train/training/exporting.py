@@ -216,16 +216,18 @@ def _without_fused_attention() -> Iterator[None]:
 
 @contextmanager
 def _without_logs(*names: str) -> Iterator[None]:
-    """Within the block, show records of loggers only by the handlers of the program.
+    """Within the block, show records of loggers only by handlers that are not theirs.
 
-    Loggers of torch have handlers of their own. Those of other packages have none, so Python prints
-    their warnings where a program has set up no logging.
+    Loggers of torch have handlers, which may be those of other loggers, too. Those of other
+    packages have none, and Python would print their warnings where a program has set up no logging.
     """
     loggers = [*map(logging.getLogger, names)]
-    levels = [(handler, handler.level) for logger in loggers for handler in logger.handlers]
+    muted = [
+        (handler, _record_filter(logger.name)) for logger in loggers for handler in logger.handlers
+    ]
     unheard = logging.NullHandler()
-    for handler, _ in levels:
-        handler.setLevel(logging.CRITICAL + 1)
+    for handler, record_filter in muted:
+        handler.addFilter(record_filter)
     for logger in loggers:
         logger.addHandler(unheard)
     try:
@@ -233,8 +235,13 @@ def _without_logs(*names: str) -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeHandler(unheard)
-        for handler, level in levels:
-            handler.setLevel(level)
+        for handler, record_filter in muted:
+            handler.removeFilter(record_filter)
+
+
+def _record_filter(name: str) -> Callable[[logging.LogRecord], bool]:
+    """Return a filter that lets only records of other loggers pass than one and those below it."""
+    return lambda record: not f"{record.name}.".startswith(f"{name}.")
 
 
 def _write_onnx(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any]:
