@@ -15,7 +15,7 @@ BOUNDS = [(-1.0, 3.0), (100.0, 500.0)]
 PEAK = np.array([0.7, 0.3])
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Small networks gain nothing from more; the coordinator of a fit gives a sampler one, too."""
     threads = torch.get_num_threads()
@@ -49,13 +49,18 @@ def made(seed):
     return sampler, SimulationTable()
 
 
-@pytest.mark.parametrize("after", [0, 12, 15])
-def test_inputs_go_on_from_a_state(after):
-    """What comes next depends on the state and the table alone."""
-    whole = SimulationTable()
-    sampler, _ = made(4)
-    origins = begin_all(sampler, whole, in_box)
+@pytest.fixture(scope="module")
+def whole(one_thread):
+    """All that a sampler draws with the seed 4, which takes seconds."""
+    sampler, table = made(4)
+    origins = begin_all(sampler, table, in_box)
     assert origins.count("bred") > 4
+    return table
+
+
+@pytest.mark.parametrize("after", [0, 12, 15])
+def test_inputs_go_on_from_a_state(whole, after):
+    """What comes next depends on the state and the table alone."""
     low, high = np.transpose(BOUNDS)
     assert all(np.all((low <= value) & (value <= high)) for value in whole.inputs)
     first, table = made(4)
@@ -141,10 +146,8 @@ def program_settings():
 
 @pytest.mark.usefixtures("program_settings")
 @pytest.mark.parametrize("setting", ["float64", "bfloat16", "device", "no_grad", "inference_mode"])
-def test_the_settings_of_the_program_change_nothing(setting):
+def test_the_settings_of_the_program_change_nothing(whole, setting):
     """Programs set torch for their network, which is no matter of the sampler's small ones."""
-    sampler, expected = made(4)
-    begin_all(sampler, expected, in_box)
     grad_mode = torch.enable_grad()
     if setting in ("float64", "bfloat16"):
         torch.set_default_dtype(getattr(torch, setting))
@@ -155,4 +158,4 @@ def test_the_settings_of_the_program_change_nothing(setting):
     with grad_mode:
         sampler, table = made(4)
         begin_all(sampler, table, in_box)
-    np.testing.assert_array_equal(table.inputs, expected.inputs)
+    np.testing.assert_array_equal(table.inputs, whole.inputs)
