@@ -22,8 +22,9 @@ from torch import nn
 SEED = 72
 """The seed of the hypercube."""
 CELLS = 100
-SAMPLES = (600, 2_000, 6_400, 20_000)
-EPOCHS = {600: 15, 2_000: 8, 6_400: 4, 20_000: 2}
+CELLS_OF = {600: 21, 2_000: 21, 6_400: 22, 20_000: 21, 60_000: 15}
+"""The number of cells by samples: fits on all images take longest."""
+EPOCHS = {600: 15, 2_000: 8, 6_400: 4, 20_000: 2, 60_000: 1}
 """Epochs by samples, so that the largest fits take seconds."""
 WORKERS = (2, 4, 8, 32, 64)
 MEASURED_ALONE = 8
@@ -156,14 +157,15 @@ def _optimizers(rate: float) -> dict[str, dict[str, Any]]:
 
 
 def hypercube() -> Iterator[Case]:
-    """Yield the cells as fits with ``"auto"``, all levels of all factors equally often."""
+    """Yield the cells as fits with ``"auto"``, all levels of the other factors equally often."""
     random = np.random.default_rng(SEED)
 
     def levels(values: Sequence[Any]) -> list[Any]:
         return [values[position * len(values) // CELLS] for position in random.permutation(CELLS)]
 
     optimizer_names = list(_optimizers(1.0))
-    factors = (SAMPLES, WORKERS, list(KINDS), optimizer_names, RATE_FACTORS, SCHEDULES)
+    sizes = [samples for samples, cells in CELLS_OF.items() for _ in range(cells)]
+    factors = (sizes, WORKERS, list(KINDS), optimizer_names, RATE_FACTORS, SCHEDULES)
     for cell in zip(*map(levels, factors), strict=True):
         samples, workers, network, optimizer_name, rate_factor, schedule = cell
         optimizer = _optimizers(KINDS[network].rate)[optimizer_name]
