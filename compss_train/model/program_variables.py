@@ -6,12 +6,13 @@ finds nothing new there.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 
+from compss_train._utils.validation import warn_user
 from compss_train.model.attributes.plain_values import KIND
 from compss_train.model.copies import filled_cells
 
@@ -54,7 +55,15 @@ def _is_number(plain: Any) -> bool:
     return isinstance(plain, int | float)
 
 
-def variable_warning(root_name: str, root: Any, variable: str) -> str | None:
+def warn_of_variables(roots: Mapping[str, Any], changed: Iterable[tuple[str, str]]) -> None:
+    """Warn of changed variables, each by root and name, as far as the program may read them."""
+    for root_name, variable in changed:
+        warning = _warning(root_name, roots.get(root_name), variable)
+        if warning is not None:
+            warn_user(warning)
+
+
+def _warning(root_name: str, root: Any, variable: str) -> str | None:
     """Return a warning of a variable that the program may read, or ``None`` if it cannot.
 
     It can if a function that is running, and calls the fit, has the variable.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
-from compss_train.model.program_variables import variable_warning
+from compss_train.model.program_variables import warn_of_variables
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import encode_value
 from compss_train.net import Client, ConnectionLostError, Header, MessageError, ReceivedArray
@@ -395,7 +395,9 @@ class Workers:
                 worker.done = True
                 worker.repetitions = message.repetitions
                 worker.state = self._session.engine.publish(message.state)
-                self._warn_of_variables(message.changed_variables)
+                new = set(message.changed_variables) - self._changed_variables
+                self._changed_variables |= new
+                warn_of_variables(self._spec.roots(), sorted(new))
         return None
 
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:
@@ -415,17 +417,6 @@ class Workers:
         for worker in self.all:
             worker.arrived = None
         self.go_on()
-
-    def _warn_of_variables(self, changed: Sequence[tuple[str, str]]) -> None:
-        """Warn of the program's own variables that functions have changed in a worker."""
-        roots = self._spec.roots()
-        for root_name, variable in changed:
-            is_new = (root_name, variable) not in self._changed_variables
-            if is_new and root_name in roots:
-                self._changed_variables.add((root_name, variable))
-                warning = variable_warning(root_name, roots[root_name], variable)
-                if warning is not None:
-                    validation.warn_user(warning)
 
     def _raise_failure(self, worker: Worker, failure: Failed) -> None:
         """Raise the exception of a worker: that of its task, unless it does not end in time."""

@@ -19,7 +19,7 @@ from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.measurements import Measured
 from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parts import joined
-from compss_train.model.program_variables import variable_warning
+from compss_train.model.program_variables import warn_of_variables
 from compss_train.reports.records import AVERAGED_PREFIX, VALIDATION_PREFIX, Record
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_of_epochs import FitOfEpochs
@@ -426,7 +426,8 @@ class RoundLoop(FitRun):
         for part in parts:
             self._skipped |= dict.fromkeys(part.skipped)
         of_workers = measured["workers"]
-        self._warn_of_variables(of_workers)
+        changed = dict.fromkeys(chain.from_iterable(part.changed_variables for part in of_workers))
+        warn_of_variables(self._session.model.built.training_spec.roots(), changed)
         if any(part.samples for part in of_workers):
             self._unread = 0
         else:
@@ -437,15 +438,6 @@ class RoundLoop(FitRun):
         else:
             self._uncounted += sum(part.samples for part in of_workers)
         self._fit.data.check_counted(self._uncounted)
-
-    def _warn_of_variables(self, of_workers: Sequence[Measured]) -> None:
-        """Warn of the program's own variables that functions have changed in tasks."""
-        changed = dict.fromkeys(chain.from_iterable(part.changed_variables for part in of_workers))
-        spec = self._session.model.built.training_spec
-        for root_name, variable in changed:
-            warning = variable_warning(root_name, spec.roots()[root_name], variable)
-            if warning is not None:
-                warn_user(warning)
 
     def _pass_on_traces(self, submitted: SubmittedRound, of_workers: Sequence[Measured]) -> None:
         workers = chain.from_iterable(submitted.tasks)

@@ -46,12 +46,7 @@ class Jobs:
         with self._lock:
             is_killed = numbers[0] in self.killed
             self.killed.discard(numbers[0])
-        sender = SampleSender(
-            variables["COMPSS_TRAIN_ADDRESS"],
-            variables["COMPSS_TRAIN_TOKEN"],
-            variables["COMPSS_TRAIN_NAME"],
-            timeout=self.timeout,
-        )
+        sender = sender_of(variables, timeout=self.timeout)
         try:
             for number in numbers[: 2 if is_killed else None]:
                 sender.send(one_hot(number, SAMPLES), 0.0)
@@ -61,13 +56,19 @@ class Jobs:
             sender._stream.close()  # noqa: SLF001 - as a process that is killed does
 
 
-def send_input(job_id, variables):
-    """Send the number of the input as each sample."""
-    with SampleSender(
+def sender_of(variables, **options):
+    """Return the sender of a job that has these environment variables."""
+    return SampleSender(
         variables["COMPSS_TRAIN_ADDRESS"],
         variables["COMPSS_TRAIN_TOKEN"],
         variables["COMPSS_TRAIN_NAME"],
-    ) as sender:
+        **options,
+    )
+
+
+def send_input(job_id, variables):
+    """Send the number of the input as each sample."""
+    with sender_of(variables) as sender:
         for _ in range(5):
             sender.send(np.float32([variables["COMPSS_TRAIN_INPUT"]]), np.float32([0]))
 
@@ -154,11 +155,7 @@ def test_the_inputs_of_jobs_are_in_records_and_their_ids_in_the_state(
 
     def job(job_id, variables):
         value = json.loads(variables["COMPSS_TRAIN_INPUT"])
-        with SampleSender(
-            variables["COMPSS_TRAIN_ADDRESS"],
-            variables["COMPSS_TRAIN_TOKEN"],
-            variables["COMPSS_TRAIN_NAME"],
-        ) as sender:
+        with sender_of(variables) as sender:
             for number in range(20):
                 sender.send(one_hot(number, SAMPLES), 0.0)
             if value == [1.0, 10.0]:  # the first one, and the other one's samples come later
