@@ -11,8 +11,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from numbers import Real
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -311,7 +312,17 @@ def _option(loss: BatchFunction, name: str) -> Any:
 
 
 def _signature(loss: BatchFunction) -> Mapping[str, inspect.Parameter]:
-    function = loss.forward if isinstance(loss, nn.Module) else loss
+    if isinstance(loss, FunctionType):
+        return _signature_of_function(loss)
+    return _inspected(loss.forward if isinstance(loss, nn.Module) else loss)
+
+
+@lru_cache(maxsize=16)  # the inspection takes as long as a small layer
+def _signature_of_function(function: FunctionType) -> Mapping[str, inspect.Parameter]:
+    return _inspected(function)
+
+
+def _inspected(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # a callable that is not written in Python
