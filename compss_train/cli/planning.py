@@ -16,8 +16,8 @@ from compss_train.training.presets import (
     FitFacts,
     auto_batch,
     auto_merge,
+    enough_epochs,
     enough_workers,
-    learns_as_one,
 )
 
 
@@ -34,7 +34,8 @@ class Choice:
     unit: str
     outer_step: bool
     """Whether an outer optimizer steps after the mean."""
-    learns_as_one: bool
+    as_one_after: int | None
+    """Epochs after which they should have learnt as much as one worker, if ever."""
 
     @classmethod
     def of(cls, facts: FitFacts) -> Self:
@@ -48,7 +49,7 @@ class Choice:
             every=merge.every if isinstance(merge.every, int) else 1,
             unit=merge.unit or "epochs",
             outer_step=merge.outer_optimizer is not None,
-            learns_as_one=learns_as_one(facts, batch_size),
+            as_one_after=enough_epochs(facts, batch_size),
         )
 
 
@@ -67,18 +68,20 @@ def advise_before_run(path: Path, numbers: Sequence[int], *, as_json: bool) -> N
             net_optimizer(build["optimizer"], net),
             scheduled=build.get("schedule") is not None,
         )
+        epochs: int = run.arguments["num_epochs"]
     choices = [Choice.of(replace(facts, workers=workers)) for workers in numbers]
-    most_workers = enough_workers(facts)
+    most_workers = enough_workers(facts, epochs)
     if as_json:
         answer = {
             "file": str(path),
             "samples": facts.samples,
+            "epochs": epochs,
             "choices": [asdict(choice) for choice in choices],
             "learn_as_one": most_workers,
         }
         print(strict_json.dumps(answer, indent=2))
         return
-    lines = [["workers", "batch", "batches an epoch", "merged every", "by", "learns as one"]]
+    lines = [["workers", "batch", "batches an epoch", "merged every", "by", "as one after"]]
     for choice in choices:
         lines.append(
             [
@@ -87,12 +90,17 @@ def advise_before_run(path: Path, numbers: Sequence[int], *, as_json: bool) -> N
                 str(choice.batches_per_epoch),
                 f"{choice.every} {choice.unit}",
                 "an outer step" if choice.outer_step else "the mean",
-                "yes" if choice.learns_as_one else "no",
+                _after(choice.as_one_after),
             ]
         )
     print(f'{path}: {formatting.counted(facts.samples, "sample")}, merge = "auto"\n')
     print("\n".join(formatting.columns(lines, str.rjust)))
+    duration = formatting.counted(epochs, "epoch")
     print(
-        f"\nMost workers, of 64, that should lose little against one in an epoch: {most_workers}."
+        f"\nMost workers, of 64, that should lose little against one in {duration}: {most_workers}."
     )
     print("From a run of an epoch or two, this command also predicts the seconds of a round.")
+
+
+def _after(epochs: int | None) -> str:
+    return "never" if epochs is None else formatting.counted(epochs, "epoch")

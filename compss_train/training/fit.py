@@ -21,8 +21,8 @@ from compss_train.training.presets import (
     FitFacts,
     auto_batch,
     auto_merge,
+    enough_epochs,
     enough_workers,
-    learns_as_one,
     published_merge,
 )
 from compss_train.worker.callbacks import WorkerCallback
@@ -359,8 +359,11 @@ class FitOptions:
             source.number_samples, num_workers, spec.net, spec.optimizer, scheduled=scheduled
         )
 
-    def auto_remarks(self, facts: FitFacts, source: DataSource) -> list[str]:
-        """Return what ``"auto"`` has chosen, and how many workers learn more, if fewer do."""
+    def auto_remarks(self, facts: FitFacts, source: DataSource, epochs: int) -> list[str]:
+        """Return what ``"auto"`` has chosen, and how many workers learn more, if fewer do.
+
+        ``epochs`` is the number at the end of the fit, with those of earlier fits.
+        """
         merge = self.merge
         if facts.workers == 1:
             return []
@@ -370,11 +373,18 @@ class FitOptions:
             f"merge='auto': batches of {batch} samples, merged every {merge.every} {merge.unit} by "
             f"{outer}"
         ]
-        workers = enough_workers(facts)
-        if workers < facts.workers and not learns_as_one(facts, batch):
-            batches = self.batches_of_worker(source, facts.workers)
-            remarks.append(
-                f"{facts.workers} workers have {batches} batches each an epoch, and learn less "
-                f"than one worker: {workers} lose least"
-            )
+        workers = enough_workers(facts, epochs)
+        needed = enough_epochs(facts, batch)
+        if workers == facts.workers or (needed is not None and needed <= epochs):
+            return remarks
+        batches = self.batches_of_worker(source, facts.workers)
+        remark = (
+            f"{facts.workers} workers have {batches} batches each an epoch, and learn less than "
+            "one worker"
+        )
+        if needed is not None:
+            remark += f" until about epoch {needed}"
+        if workers > 1:
+            remark += f": {workers} lose least"
+        remarks.append(remark)
         return remarks

@@ -113,7 +113,7 @@ class FitOfEpochs(Fit):
             facts = options.facts(
                 self.data, workers, built.training_spec, scheduled=built.schedule is not None
             )
-            remarks += options.auto_remarks(facts, self.data)
+            remarks += options.auto_remarks(facts, self.data, self.epochs.stop)
         return remarks
 
     @property

@@ -1,5 +1,6 @@
 """The presets of ``Merge``, which choose when workers merge and how; ``PostLocal``."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -72,6 +73,8 @@ ROUND = 15
 """Minimum number of a worker's batches between two outer steps."""
 ROUND_WITH_BATCH_NORM = 3
 """The same with BatchNorm, where outer steps reset the workers' momentum."""
+ENOUGH_MERGES = 16
+"""Minimum number of outer steps that make up for a large global batch."""
 MEMORIES = 1.5
 """Minimum length of the same round in memories of the workers' momentum, 1 / (1 - momentum)."""
 
@@ -200,17 +203,28 @@ def _outer_steps_pay(facts: FitFacts, batch: int, every: int) -> bool:
     return every >= ROUND and memories >= MEMORIES - 1e-9
 
 
-def learns_as_one(facts: FitFacts, batch: int) -> bool:
-    """Return whether ``"auto"`` should learn as much from an epoch as one worker.
+def enough_epochs(facts: FitFacts, batch: int) -> int | None:
+    """Return after how many epochs ``"auto"`` should have learnt as much as one worker, if ever.
 
-    It should where an outer step makes up for a large global batch, or the batch is small.
+    Where the global batch is small it has from the first epoch on; where it is large, an outer
+    step makes up for it, once there were ``ENOUGH_MERGES`` of them.
     """
     merge = auto_merge(facts, batch)
-    return merge.outer_optimizer is not None or batch * facts.workers <= SMALL_JOINT_BATCH
+    joint = batch * facts.workers
+    if merge.outer_optimizer is None or not isinstance(merge.every, int):
+        return 1 if joint <= SMALL_JOINT_BATCH else None
+    merges = math.ceil(facts.samples / (joint * merge.every))
+    return math.ceil(ENOUGH_MERGES / merges)
 
 
-def enough_workers(facts: FitFacts) -> int:
-    """Return the largest number of workers, at most those of the fit, that learn as one."""
-    fewer = (replace(facts, workers=workers) for workers in range(facts.workers, 1, -1))
-    learning = (some.workers for some in fewer if learns_as_one(some, auto_batch(some)))
-    return next(learning, 1)
+def enough_workers(facts: FitFacts, epochs: int) -> int:
+    """Return the largest number of workers, at most those of the fit, that learn as one.
+
+    They should after so many epochs, in the batches that ``"auto"`` chooses.
+    """
+    for workers in range(facts.workers, 1, -1):
+        fewer = replace(facts, workers=workers)
+        needed = enough_epochs(fewer, auto_batch(fewer))
+        if needed is not None and needed <= epochs:
+            return workers
+    return 1

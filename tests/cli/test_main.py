@@ -322,12 +322,12 @@ def test_a_run_file_says_how_many_workers_learn_as_one(run_file, command):
     output = command("advise", run_file).out
     table = rows(output)
     assert list(table) == [1, 2, 4, 8, 16, 32, 64]
-    assert [cells[-1] for cells in table.values()] == ["yes"] * 4 + ["no"] * 3
-    assert "little against one in an epoch: 12." in output
+    assert [cells[-1] for cells in table.values()] == ["epoch"] * 4 + ["never"] * 3
+    assert "little against one in 3 epochs: 12." in output
     answer = json.loads(command("advise", run_file, "--json").out)
     assert answer["learn_as_one"] == 12
     assert [choice["workers"] for choice in answer["choices"]] == list(table)
-    assert [choice["learns_as_one"] for choice in answer["choices"]] == [True] * 4 + [False] * 3
+    assert [choice["as_one_after"] for choice in answer["choices"]] == [1] * 4 + [None] * 3
     assert [str(choice["batch_size"]) for choice in answer["choices"]] == [
         cells[1] for cells in table.values()
     ]

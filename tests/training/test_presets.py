@@ -21,8 +21,8 @@ from compss_train.training.presets import (
     FitFacts,
     auto_batch,
     auto_merge,
+    enough_epochs,
     enough_workers,
-    learns_as_one,
 )
 from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.small_fits import X, Y, trainer_of
@@ -82,12 +82,29 @@ def test_an_outer_step_is_as_long_as_the_global_batch_is_large(facts):
         assert length == pytest.approx(min(7, batch * facts.workers / 100), rel=0.02)
 
 
-@given(facts_of_fits)
-def test_fewer_workers_learn_as_one(facts):
-    workers = enough_workers(facts)
+@given(facts_of_fits, st.integers(1, 40))
+def test_fewer_workers_learn_as_one(facts, epochs):
+    workers = enough_workers(facts, epochs)
     assert 1 <= workers <= facts.workers
+    assert workers <= enough_workers(facts, epochs + 1)
     fewer = replace(facts, workers=workers)
-    assert workers == 1 or learns_as_one(fewer, auto_batch(fewer))
+    assert workers == 1 or enough_epochs(fewer, auto_batch(fewer)) <= epochs
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs"),
+    [
+        ({}, 4),
+        ({"workers": 2}, 4),
+        ({"samples": 6_400}, 1),
+        ({"samples": 6_400, "workers": 32}, None),
+        ({"batch_norm": True}, 1),
+        ({"batch_norm": True, "samples": 20_000}, 3),
+    ],
+)
+def test_after_so_many_epochs_workers_have_learnt_as_one(changes, epochs):
+    facts = replace(FULL, **changes)
+    assert enough_epochs(facts, auto_batch(facts)) == epochs
 
 
 @pytest.mark.parametrize(
@@ -141,12 +158,12 @@ def test_a_fit_resumes_with_what_auto_chose_for_it(tmp_path, monkeypatch):
         trainer_of(net=mlp, optimizer=SGD).fit(X, Y, resume=path, batch_size=9, **options)
 
 
-def lines_of(workers, samples, **options):
+def lines_of(workers, samples, num_epochs=1, merge="auto", **options):
     file = io.StringIO()
     x, y = separable(samples)
     trainer = trainer_of(workers=workers, net=nn.Linear(8, 2), optimizer=SGD)
-    lines = RoundLines(file)
-    trainer.fit(x, y, num_epochs=1, merge="auto", shuffle="total", callbacks=[lines], **options)
+    options |= {"num_epochs": num_epochs, "merge": merge}
+    trainer.fit(x, y, shuffle="total", callbacks=[RoundLines(file)], **options)
     return file.getvalue()
 
 
@@ -164,8 +181,29 @@ def test_the_choice_is_said_and_whether_fewer_workers_learn_more():
         "32 workers have 2 batches each an epoch, and learn less than one worker: "
         "12 lose least" in output
     )
-    assert "would learn" not in lines_of(2, 600)
+    assert "learn less" not in lines_of(2, 600)
     assert "merge=" not in lines_of(1, 600)
+
+
+def test_a_fit_that_is_too_short_for_outer_steps_says_so():
+    output = lines_of(4, 12_000, num_epochs=3)
+    assert (
+        "4 workers have 60 batches each an epoch, and learn less than one worker until about "
+        "epoch 4: 3 lose least" in output
+    )
+    assert "learn less" not in lines_of(4, 12_000, num_epochs=4)
+    assert "learn less" not in lines_of(4, 12_000, num_epochs=3, merge="synchronous", batch_size=40)
+
+
+def test_the_epochs_of_earlier_fits_count():
+    x, y = separable(12_000)
+    trainer = trainer_of(workers=4, net=nn.Linear(8, 2), optimizer=SGD)
+    outputs = [io.StringIO() for _ in range(2)]
+    for output in outputs:
+        trainer.fit(x, y, num_epochs=2, merge="auto", callbacks=[RoundLines(output)])
+    first, second = [output.getvalue() for output in outputs]
+    assert "until about epoch 4" in first
+    assert "learn less" not in second
 
 
 def test_a_fit_whose_loss_does_not_fall_says_so_once():
