@@ -32,7 +32,8 @@ install:
 	rm -rf build/lib build/bdist.*
 	$(PYTHON) -m pip install '.$(if $(EXTRAS),[$(EXTRAS)])'
 
-# With CPU=avx2 or CPU=sse, the last line alone runs, with the instructions of an older processor.
+# With CPU=avx2 or CPU=sse, the last line alone runs, with the instructions of an older processor and without the tests
+# that no rounding can change (WITHOUT_ARITHMETIC in tests/instruction_sets.py).
 #
 # Applications of COMPSs take all cores, and have the machine to themselves; without COMPSs these tests are skipped
 # among all others. Two processes would start two clusters of Ray. Tests are compiled once, wherever they are run. They

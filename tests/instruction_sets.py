@@ -2,14 +2,17 @@
 ARGUMENTS``.
 
 Each library chooses its kernels when it is loaded, and a variable lowers its choice; processes that
-tests start inherit them.
+tests start inherit them. What no kernel can change, ``WITHOUT_ARITHMETIC``, is left out unless
+ARGUMENTS name its folder or file.
 """
 
 import os
 import sys
+from pathlib import Path
 
 from numpy._core import _multiarray_umath as core
 
+TESTS = Path(__file__).parent
 VARIABLES = {
     "avx2": {
         "ATEN_CPU_CAPABILITY": "avx2",
@@ -25,6 +28,48 @@ VARIABLES = {
     },
 }
 OF_SSE = ("SSE3", "SSSE3", "SSE41", "POPCNT", "SSE42")
+
+WITHOUT_ARITHMETIC = (
+    # Words: the package, its command and its pages, and what is said of wrong input.
+    *("_utils", "cli", "docs/test_links.py", "docs/test_site.py", "reports", "sources"),
+    *("test_lint_*.py", "test_nested_documents.py", "test_package.py", "test_packaging.py"),
+    *("trainer/test_bad_input.py", "trainer/test_told.py"),
+    *(
+        f"training/test_{subject}*.py"
+        for subject in ("callback", "description", "endless", "fit", "merge", "resuming_errors")
+    ),
+    # Tasks and processes: where they run, how they fail, and how fits stop.
+    *("compss", "engines", "runcompss", "simulation"),
+    *("trainer/test_faults.py", "training/test_stopping.py", "training/test_unfinished.py"),
+    # Messages: who may send them, and what becomes of them, of jobs and of solvers.
+    *("net", "parameter_server/test_forgotten.py", "parameter_server/test_served.py"),
+    *(
+        f"online/test_{subject}*.py"
+        for subject in (
+            *("client", "coordinator", "ending", "events", "external", "fitting_faults"),
+            *("fitting_jobs", "fitting_simulation", "fitting_solver", "fitting_stopping"),
+            *("fitting_worker", "job", "killed", "malformed", "odd", "options", "receiver"),
+            *("roles", "routing", "sample_numbers", "sender", "simulation", "solver", "stream"),
+            *("study", "worker"),
+        )
+    ),
+    # Samples and files: they are counted, drawn, moved and read.
+    *("buffers", "data/readers", "integrations/test_melissa*.py", "samplers"),
+    *(
+        f"data/test_{subject}*.py"
+        for subject in (
+            *("block", "file", "locations", "order", "partitioning", "reading", "splitting"),
+            *("tables", "values"),
+        )
+    ),
+    *("training/checkpoints", "callbacks/test_checkpoint.py", "callbacks/test_loggers.py"),
+    *("callbacks/test_progress.py", "callbacks/test_ray_tune.py", "callbacks/test_trackers.py"),
+)
+"""Tests that check no result of floating-point kernels, in the words of ``--ignore-glob``.
+
+Older processors round differently, which changes nothing here. These tests take more than half of
+the time. A new folder or file is not in this list, and runs with all instructions.
+"""
 
 
 def above(level: str) -> list[str]:
@@ -48,9 +93,9 @@ def main() -> None:
     if not core.__cpu_features__["AVX2" if level == "avx2" else "SSE42"]:
         raise SystemExit(f"CPU={level}: this processor has no such instructions")
     variables = {**VARIABLES[level], "NPY_DISABLE_CPU_FEATURES": " ".join(above(level))}
-    os.execve(
-        sys.executable, [sys.executable, "-m", "pytest", *arguments], {**os.environ, **variables}
-    )
+    left_out = [f"--ignore-glob={TESTS / pattern}" for pattern in WITHOUT_ARITHMETIC]
+    command = [sys.executable, "-m", "pytest", *left_out, *arguments]
+    os.execve(sys.executable, command, {**os.environ, **variables})
 
 
 if __name__ == "__main__":

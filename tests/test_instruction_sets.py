@@ -8,7 +8,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from tests.instruction_sets import VARIABLES, above
+from tests.instruction_sets import TESTS, VARIABLES, WITHOUT_ARITHMETIC, above
 
 (LEVEL,) = [
     level for level, variables in VARIABLES.items() if variables.items() <= os.environ.items()
@@ -33,3 +33,8 @@ def test_libraries_use_no_newer_instructions(shared_local):
     expected = VARIABLES[LEVEL]["ATEN_CPU_CAPABILITY"], [], set()
     assert in_use() == expected
     assert shared_local.fetch([shared_local.submit(in_use)]) == [expected]
+
+
+@pytest.mark.parametrize("pattern", WITHOUT_ARITHMETIC)
+def test_what_is_left_out_is_there(pattern):
+    assert list(TESTS.glob(pattern))
