@@ -129,8 +129,12 @@ class Counting(Callback):
         self.counts.append(len(worker.get_all_reference_counts()))
 
 
-def test_rounds_leave_no_references_behind(shared_ray, monkeypatch):
+@pytest.mark.parametrize("reason", ["many rounds", "long rounds"])
+def test_rounds_leave_no_references_behind(shared_ray, monkeypatch, reason):
     keep_every(0.0, monkeypatch)
+    if reason == "long rounds":  # as none is shorter than the least pause, which is 0 here
+        monkeypatch.setattr(submitter, "KEEP_CALLS_A_NODE", 10**9)
+        monkeypatch.setattr(submitter, "FIRST_KEEP_SECONDS", 0.0)
     counts = []
     fit(trainer_of(shared_ray, net=wide), Counting(counts), num_epochs=40)
     assert max(counts[-15:]) <= max(counts[5:20]) + 3

@@ -32,13 +32,19 @@ KEEP_SECONDS = 2.0
 """Least seconds between two times when values are kept."""
 
 KEEP_SHARE = 0.05
-"""Largest share of the time in which values are kept."""
+"""Largest share of the time in which values are kept, and read from there by other nodes."""
+
+KEEP_RATE = 12.5e6
+"""Bytes a second in which other nodes are taken to read kept values: a link of 100 Mbit/s."""
+
+FIRST_KEEP_SECONDS = 60.0
+"""Seconds until values are kept although their size is not known yet."""
 
 KEEP_CALLS_A_NODE = 4
 """Calls of ``keep`` for each node but the coordinator's, of which one keeps the values.
 
 Each of these nodes reads kept parameters from the coordinator's node, whose link would be the
-slowest of a merge if that were more often.
+slowest of a merge if that were more often. Where calls are far apart, it does not matter.
 """
 
 ROOM_SECONDS = 10.0
@@ -107,10 +113,12 @@ class Submitter(GraphThread):
         """The last results of tasks that run on although nobody waits for them."""
         self._wanted: set[Value] = set()
         """Values to be kept that are not available yet."""
-        self._kept_at = -math.inf
-        """When values were kept last."""
+        self._kept_at = time.monotonic()
+        """When values were kept last, or the engine started."""
         self._keep_seconds = 0.0
         """How long that took."""
+        self._kept_bytes: int | None = None
+        """The size of the values that were kept last; ``None`` if none were."""
         self._calls_to_keep = 0
         """How often values were to be kept since they were."""
         self._look_for_nodes()
@@ -172,25 +180,36 @@ class Submitter(GraphThread):
     def keep(self, values: Sequence[Value]) -> None:
         """Keep values as soon as they are available, unless others were kept a moment ago."""
         self._calls_to_keep += 1
-        pause = KEEP_SECONDS + self._keep_seconds / KEEP_SHARE
-        is_soon = time.monotonic() < self._kept_at + pause
-        if is_soon or self._calls_to_keep <= KEEP_CALLS_A_NODE * (len(self.nodes) - 1):
+        if not self._is_time_to_keep():
             return
         self._calls_to_keep = 0
         self._kept_at = time.monotonic()
         self._keep_seconds = 0.0
+        self._kept_bytes = 0
         for value in values:
             if value.future.done():
                 self._keep(value)
             else:
                 self._wanted.add(value)
 
+    def _is_time_to_keep(self) -> bool:
+        """Return whether so many values were made since the last were kept, or so long ago."""
+        elapsed = time.monotonic() - self._kept_at
+        if elapsed < KEEP_SECONDS + self._keep_seconds / KEEP_SHARE:
+            return False
+        readers = len(self.nodes) - 1
+        if self._calls_to_keep > KEEP_CALLS_A_NODE * readers:
+            return True
+        if self._kept_bytes is None:
+            return elapsed >= FIRST_KEEP_SECONDS
+        return elapsed >= readers * self._kept_bytes / KEEP_RATE / KEEP_SHARE
+
     def _keep(self, value: Value) -> None:
         stored = None if value.future.exception() else value.future.result()
         if isinstance(stored, RayValue) and stored.is_remakable:
             start = time.monotonic()
             with suppress(WorkerLostError):  # who needs the value is told, or Ray makes it again
-                stored.keep()
+                self._kept_bytes = stored.keep() + (self._kept_bytes or 0)
             self._keep_seconds += time.monotonic() - start
 
     def finish_running(self) -> None:

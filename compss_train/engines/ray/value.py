@@ -49,16 +49,19 @@ class RayValue:
         """Whether Ray would make the value again, rather than keep it."""
         return self.ref is not None and self.lineage != (self.ref,)
 
-    def keep(self) -> None:
+    def keep(self) -> int:
         """Put the value here: from now on nothing that it was made from is needed.
 
-        Raises ``WorkerLostError`` if it is lost or has no room here; then it stays as it was.
+        Returns its size in bytes. Raises ``WorkerLostError`` if it is lost or has no room here;
+        then it stays as it was.
         """
         try:
-            self.ref = ray.put(ray.get(self.ref))
+            value: SerializedValue = ray.get(self.ref)
+            self.ref = ray.put(value)
         except RayError as error:
             raise lost_error("a copy of a value", error) from error
         self.lineage = (self.ref,)
+        return value.nbytes
 
     def discard(self) -> None:
         """Drop the references."""
