@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compss_train import LocalEngine
+
 
 @pytest.fixture
 def app(modules, one_thread):
@@ -31,16 +33,19 @@ class Decay:
             file.write(b".")
 
 
-@pytest.mark.parametrize("method", ["uniform", "spaced"])
-def test_a_study_trains_its_batches_on_all_its_simulations(app, monkeypatch, tmp_path, method):
-    monkeypatch.setitem(app.PROBLEMS, "decay", Decay(tmp_path / "ended"))
-    errors, seconds, history = app.study("decay", method, 0)
-    assert errors.shape == (1000,)
-    assert np.isfinite(errors).all()
-    assert seconds > 0
-    assert sum(record["batches"] for record in history) >= 20 * 3 - 20
-    assert (tmp_path / "ended").stat().st_size == 20 + 1000  # those held out
-    app.held_out.cache_clear()
+def test_studies_train_their_batches_on_all_their_simulations(app, monkeypatch, tmp_path):
+    """On one engine, whose processes take seconds to start."""
+    with LocalEngine(2) as engine:
+        for method in ("uniform", "spaced"):
+            ended = tmp_path / method
+            monkeypatch.setitem(app.PROBLEMS, "decay", Decay(ended))
+            errors, seconds, history = app.study("decay", method, 0, engine)
+            assert errors.shape == (1000,)
+            assert np.isfinite(errors).all()
+            assert seconds > 0
+            assert sum(record["batches"] for record in history) >= 20 * 3 - 20
+            assert ended.stat().st_size == 20 + 1000  # those held out
+            app.held_out.cache_clear()
 
 
 def test_the_hot_spot_cools_down_to_the_walls(app):

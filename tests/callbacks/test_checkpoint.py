@@ -249,7 +249,9 @@ def test_a_fit_resumes_from_an_object_store(store):
     }
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
+    """Which files are uploaded is decided before any store is asked."""
     monkeypatch.setattr(shared_history, "LONGEST", 4)
     trainer = ScriptedTrainer()
     callback = Checkpoint(store)

@@ -329,6 +329,7 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, tmp_pat
     assert (kept["0.weight"] != initial["0.weight"]).any()
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_an_engine_that_was_shut_down_is_an_error():
     engine = LocalEngine(1)
     trainer = trainer_of(engine, 1, seed=1, net=mlp, optimizer=SGD)

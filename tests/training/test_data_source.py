@@ -15,8 +15,8 @@ Y = RANDOM.integers(0, 3, 4000)
 W = RANDOM.uniform(size=4000)
 
 
-@pytest.fixture(scope="module")
-def local():
+@pytest.fixture
+def local(forked_processes):
     with LocalEngine(processes=1, threads=1) as engine:
         yield engine
 

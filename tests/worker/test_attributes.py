@@ -508,7 +508,7 @@ def test_globals(raises, step, name):
 COUNTING = """
 import numpy as np
 from torch import nn
-from compss_train import BufferSpec, DistributedTrainer, Simulations
+from compss_train import BufferSpec, DistributedTrainer, LocalEngine, Simulations
 
 COUNT = 0
 
@@ -525,8 +525,9 @@ def simulate(value):
         yield np.float32([value, step]), np.float32([value])
 
 
+engine = LocalEngine(1)
 for method in ("fit", "fit_online"):
-    trainer = DistributedTrainer(1, engine="local", seed=0)
+    trainer = DistributedTrainer(1, engine=engine, seed=0)
     trainer.build(Counting(2, 1), {"optimizer": "sgd", "lr": 0.001}, "mse")
     try:
         if method == "fit":
@@ -538,6 +539,7 @@ for method in ("fit", "fit_online"):
             trainer.fit_online(simulations, buffer=buffer, batch_size=5, progress=False)
     except TypeError as error:
         print(method, error)
+engine.shutdown()
 """
 
 

@@ -232,6 +232,7 @@ def test_five_rounds_are_those_of_the_loop(tmp_path, seed):
     assert_alike(fitted("serial", seed, tmp_path, EPOCHS), looped(seed))
 
 
+@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))]
 )
