@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from compss_train.cli import main
+from compss_train.engines.sources import MOST_BYTES
 from compss_train.model import parameters
 from tests.compss.conftest import INSIDE, LIMIT, OF_THREE
 from tests.helpers.models import assert_same_bits
@@ -84,10 +86,9 @@ def saved(folder):
 
 def test_a_run_file_gives_the_same_bits_under_runcompss(run, script, folder, tmp_path):
     ours = tmp_path / "ours"
-    done = run(
-        script, "fit", folder / "run.toml", "--output", ours, flags=(f"--pythonpath={folder}",)
-    )
+    done = run(script, "fit", folder / "run.toml", "--output", ours)
     assert done.returncode == 0, done.output
+    assert f"imports it as {folder}/network_of_command.py was when" in done.output
     assert "2 epochs in 2 rounds, 2 workers" in done.output
     assert (
         main(
@@ -107,9 +108,13 @@ def test_a_run_file_gives_the_same_bits_under_runcompss(run, script, folder, tmp
     assert [record["round"] for record in records] == [0, 1]
 
 
-def test_modules_that_workers_do_not_find_are_an_error(run, script, folder):
+def test_modules_that_are_too_large_for_workers_to_get_are_an_error(run, script, folder):
+    with (folder / "network_of_command.py").open("a") as module:
+        module.write("#" * MOST_BYTES)
     lost = run(script, "fit", folder / "run.toml")
     assert lost.returncode == 1, lost.output
+    node = socket.gethostname()
+    assert f"node {node} do not find the module 'network_of_command'" in lost.output
     assert f"runcompss --pythonpath={folder}" in lost.output
 
 

@@ -1,21 +1,18 @@
 """Modules that nodes lack: their sources travel."""
 
-import importlib
 import json
 import os
-import pickle
 import subprocess
 import sys
-import zlib
 from types import SimpleNamespace
 
 import pytest
 import ray
 
 from compss_train._utils import private_names
-from compss_train._utils.imports import FOLDER_MODULES
 from compss_train.engines.ray import cluster, sources
 from tests.helpers.processes import ROOT
+from tests.helpers.programs import write_modules
 from tests.helpers.waiting import LIMIT
 
 PROGRAM = """
@@ -41,30 +38,10 @@ with RayEngine() as engine:
 """
 
 
-def write_program(folder):
-    (folder / "layers").mkdir()
-    (folder / "layers/__init__.py").write_text("from layers.scaled import Scaled\n")
-    (folder / "layers/scaled.py").write_text(
-        "from torch import nn\nclass Scaled(nn.Linear):\n    pass\n"
-    )
-    (folder / "network.py").write_text(
-        "from torch import manual_seed, nn\nfrom layers import Scaled\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        manual_seed(0)\n"
-        "        self.scaled = Scaled(2, 1)\n"
-        "    def forward(self, x):\n"
-        "        return self.scaled(x)\n"
-        "def loss(outputs, y):\n"
-        "    return ((outputs - y) ** 2).mean()\n"
-    )
-    (folder / "train.py").write_text(PROGRAM)
-
-
 @pytest.mark.usefixtures("shared_ray")
 def test_a_node_without_the_modules_of_a_program_imports_what_was_sent(ray_cluster, tmp_path):
-    write_program(tmp_path)
+    write_modules(tmp_path)
+    (tmp_path / "train.py").write_text(PROGRAM)
     environment = {cluster.ADDRESS: ray_cluster.address, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "train.py")],
@@ -92,51 +69,16 @@ def kept(monkeypatch):
     return values
 
 
-def names_in(kept):
-    return [*pickle.loads(zlib.decompress(*kept.values()))]
+def test_what_the_cluster_keeps_is_imported(kept, tmp_path, monkeypatch):
+    write_modules(tmp_path)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=f"{tmp_path}/train.py"))
+    assert sources.KeptModules().find_spec("layers", None) is None
+    sources.send_sources([json])
+    modules = sources.KeptModules()
+    assert all(modules.find_spec(name, None) for name in ("layers", "network", "json"))
 
 
-def test_sources_beside_the_main_file_are_sent_and_others_that_are_named(
-    kept, tmp_path, monkeypatch
-):
-    write_program(tmp_path)
-    main = SimpleNamespace(__file__=str(tmp_path / "train.py"))
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    sources.send_sources([json, str(ROOT / "tests/ray/test_sources.py")])
-    assert {*names_in(kept)} == {
-        *("json", "json.decoder", "json.encoder", "json.scanner", "json.tool", "test_sources"),
-        *("layers", "layers.scaled", "network", "train"),
-    }
-
-
-def test_a_run_file_sends_its_modules_only(kept, tmp_path, monkeypatch):
-    write_program(tmp_path)
-    monkeypatch.setenv(FOLDER_MODULES, json.dumps([str(tmp_path), ["network"]]))
-    sources.send_sources()
-    assert names_in(kept) == ["network"]
-
-
-def test_too_many_sources_are_not_sent(kept, tmp_path, monkeypatch):
-    write_program(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace())
-    monkeypatch.setattr(sources, "MOST_BYTES", 100)
+def test_nothing_is_kept_of_a_program_without_modules(kept, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=f"{tmp_path}/train.py"))
     sources.send_sources()
     assert kept == {}
-
-
-def test_sent_modules_stand_behind_all_others(kept, tmp_path, monkeypatch, capsys):
-    (tmp_path / "json.py").write_text("decoded = False")
-    (tmp_path / "only_sent.py").write_text("import json\nvalue = 5\nraise_here = lambda: 1 / 0\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace())
-    sources.send_sources()
-    monkeypatch.chdir("/")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, sources.SentModules()])
-    module = importlib.import_module("only_sent")
-    monkeypatch.delitem(sys.modules, "only_sent")
-    assert (module.value, module.json) == (5, json)
-    assert module.__file__ == str(tmp_path / "only_sent.py")
-    assert "module 'only_sent' is not on" in capsys.readouterr().err
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("not_even_sent")

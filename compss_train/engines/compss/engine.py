@@ -16,10 +16,9 @@ from compss_train.data.remote_block import RemoteBlock
 from compss_train.engines.base import Engine, Ref, Scope, Traits, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.compss import runtime
+from compss_train.engines.compss import runtime, sent_modules
 from compss_train.engines.compss.lost_tasks import lost_task_error
 from compss_train.engines.compss.task_body import Call, LostInputError
-from compss_train.engines.local import run_in_child
 from compss_train.engines.nodes import Node, Resources, check_room, check_size
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
 
@@ -31,8 +30,9 @@ _MAX_SINGLE_WAITS = 4
 
 
 _MODULE_ADVICE = (
-    "Start the program with runcompss --pythonpath={folder}, a folder that all nodes have under "
-    "the same path, or put what the network needs into the script itself"
+    "Sources beside the main script are sent, if they have 10 MB at most. For this one start the "
+    "program with runcompss --pythonpath={folder}, a folder that all nodes have under the same "
+    "path, or put what the network needs into the script itself"
 )
 
 
@@ -64,7 +64,8 @@ class CompssEngine(Engine):
     """Run tasks on the nodes of a COMPSs application that ``runcompss`` or a notebook has started.
 
     Values stay on the nodes, as files that COMPSs moves; the coordinator receives only what it
-    fetches.
+    fetches. The sources of modules beside the main script, up to 10 MB, are sent for nodes that
+    lack them.
 
     The runtime belongs to the application: ``shutdown`` frees this engine's values and leaves the
     runtime running. Submitted tasks run to their end, and waiting cannot be interrupted: PyCOMPSs
@@ -117,6 +118,7 @@ class CompssEngine(Engine):
             self, _free, self._api, self._refs, dropped=self._dropped, thread=self._thread
         )
         self._close.atexit = False
+        self._sources = self._new_ref(sent_modules.program_sources())
         runtime.skip_destructors_at_exit()
 
     @classmethod
@@ -170,10 +172,13 @@ class CompssEngine(Engine):
         watching = self._scope.watching
         timeout = None if watching is None else watching.timeout
         in_child = resources.own_process or (timeout is not None and not gpu)
-        run, *start = (run_in_child, function, timeout, gpu) if in_child else (function,)
-        call, inputs = self._call(run, (*start, *args), gpu=gpu)
+        if in_child:
+            args = (function, timeout, gpu, *args)
+        run = sent_modules.run_in_child_with_modules if in_child else function
+        call, inputs = self._call(run, tuple(args), gpu=gpu)
         task = self._tasks.task_for(function, gpu=gpu, priority=priority)
-        futures = task(resources.cpus, returns, call, inputs, returns=returns)
+        sources = self._sources.content
+        futures = task(resources.cpus, returns, call, sources, inputs, returns=returns)
         if returns == 1:
             futures = [futures]
         return [self._new_ref(future) for future in futures]
@@ -183,7 +188,8 @@ class CompssEngine(Engine):
         self._check_open()
         ref = _compss(target)
         call, inputs = self._call(function, (Placeholder(0), *args), gpu=False, first=1)
-        future = self._tasks.commute(1, call, ref.content, inputs, returns=1)
+        sources = self._sources.content
+        future = self._tasks.commute(1, call, sources, ref.content, inputs, returns=1)
         ref.outdated = True
         return self._new_ref(future)
 
@@ -302,7 +308,7 @@ class CompssEngine(Engine):
         return value
 
     def _load(self, serialized: Any) -> Any:
-        value = serialized.load()
+        value = sent_modules.without_notes(serialized.load(), sent_modules.say_once)
         if isinstance(value, Failure):
             error = value.exception(_MODULE_ADVICE)
             raise lost_task_error() if isinstance(error, LostInputError) else error

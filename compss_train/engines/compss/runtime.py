@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
+from compss_train.engines import sources
 from compss_train.engines.compss.configuration import UNREADABLE, read_nodes
 from compss_train.engines.nodes import Node, is_local
 
@@ -40,6 +41,16 @@ def _context(question: str) -> bool:
     context = getattr(sys.modules.get("pycompss.util.context"), "CONTEXT", None)
     # False if this version of PyCOMPSs has no such method.
     return bool(getattr(context, question, bool)())
+
+
+def main_file() -> str | None:
+    """Return the main file of this program, which PyCOMPSs's launcher executes in its own module.
+
+    ``None`` in a notebook.
+    """
+    launched = getattr(sys.modules["__main__"], "LAUNCH_STATUS", None)
+    path: str | None = sources.main_file() if launched is None else launched.get_app_path()
+    return path
 
 
 def import_pycompss() -> ModuleType:

@@ -19,7 +19,7 @@ from compss_train.data.block import as_block
 from compss_train.data.remote_block import is_future
 from compss_train.engines import calls
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.compss import runtime
+from compss_train.engines.compss import runtime, sent_modules
 from compss_train.exceptions import WorkerLostError
 from compss_train.model.program_settings import ProgramSettings
 
@@ -43,24 +43,38 @@ class _FailedInput(Exception):  # noqa: N818 - only carries a failure to run_tas
         self.failure = failure
 
 
-def run_task(results: int, cpus: int, call: SerializedValue, inputs: Sequence[Any]) -> Any:
-    """Run a call; return its serialized result, or a list of them if ``results`` is above 1."""
+def run_task(
+    results: int,
+    cpus: int,
+    call: SerializedValue,
+    sources: SerializedValue,
+    inputs: Sequence[Any],
+) -> Any:
+    """Run a call; return its serialized result, or a list of them if ``results`` is above 1.
+
+    ``sources`` are those of the program's modules, for what this node lacks.
+    """
     try:
         if runtime.in_worker():
             _prepare_worker()
+            sent_modules.receive(sources.load())  # before anything of the user is unpickled
         serialized = _run(results, cpus, call.load(), inputs)
     except _FailedInput as error:
-        serialized = [SerializedValue.of(error.failure)] * results
+        serialized = [_serialized(error.failure)] * results
     except BaseException as error:  # SystemExit too: the process serves other tasks
-        serialized = [SerializedValue.of(calls.Failure.of(error))] * results
+        serialized = [_serialized(calls.Failure.of(error))] * results
     return serialized if results > 1 else serialized[0]
 
 
 def run_update(
-    cpus: int, call: SerializedValue, target: SerializedValue, inputs: Sequence[Any]
+    cpus: int,
+    call: SerializedValue,
+    sources: SerializedValue,
+    target: SerializedValue,
+    inputs: Sequence[Any],
 ) -> SerializedValue:
     """Run a call whose first input is the target; assign the result to the target and return it."""
-    result: SerializedValue = run_task(1, cpus, call, [target, *inputs])
+    result: SerializedValue = run_task(1, cpus, call, sources, [target, *inputs])
     if isinstance(target, SerializedValue):  # False if an earlier update was lost
         target.assign(result)
     return result
@@ -82,7 +96,11 @@ def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[Ser
     with bound_resources(cpus, call.gpu):
         args = calls.filled(call.args, values)
         outputs = calls.results_of(call.function, args, results, settings=call.settings)
-    return [SerializedValue.of(output) for output in outputs]
+    return [_serialized(output) for output in outputs]
+
+
+def _serialized(output: Any) -> SerializedValue:
+    return SerializedValue.of(sent_modules.with_notes(output))
 
 
 def _load_input(item: Any) -> Any:
@@ -97,7 +115,7 @@ def _load_input(item: Any) -> Any:
                 "itself to each call"
             )
         return as_block(item)
-    value = item.load()
+    value = sent_modules.without_notes(item.load(), sent_modules.note)
     if isinstance(value, calls.Failure):
         raise _FailedInput(value)
     return value

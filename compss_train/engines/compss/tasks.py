@@ -4,9 +4,10 @@ All have the same body.
 
 PyCOMPSs finds a task on the worker by module and name. Its decorators check for the runtime when
 they are applied, so this module is imported after the runtime has started. The inputs of a task are
-a collection, whose elements COMPSs tracks, moves and locates one by one. A task that COMPSs loses
-is ignored instead of retried, because a fourth failed attempt would end the whole application
-without any message to the user; its results are ``None``.
+a collection, whose elements COMPSs tracks, moves and locates one by one. The sources of the
+program's modules are the same object for all tasks, so that a node gets them once. A task that
+COMPSs loses is ignored instead of retried, because a fourth failed attempt would end the whole
+application without any message to the user; its results are ``None``.
 """
 
 from __future__ import annotations
@@ -39,16 +40,26 @@ def _decorated(name: str, body: Task, *, gpu: bool, **options: Any) -> Task:
 
 
 def _task(name: str, *, gpu: bool = False, priority: bool = False) -> Task:
-    def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any]) -> Any:
-        return run_task(results, cpus, call, inputs)
+    def body(
+        cpus: int,
+        results: int,
+        call: SerializedValue,
+        sources: SerializedValue,
+        inputs: list[Any],
+    ) -> Any:
+        return run_task(results, cpus, call, sources, inputs)
 
     return _decorated(name, body, gpu=gpu, priority=priority)
 
 
 def _commute(
-    cpus: int, call: SerializedValue, target: SerializedValue, inputs: list[Any]
+    cpus: int,
+    call: SerializedValue,
+    sources: SerializedValue,
+    target: SerializedValue,
+    inputs: list[Any],
 ) -> SerializedValue:
-    return run_update(cpus, call, target, inputs)
+    return run_update(cpus, call, sources, target, inputs)
 
 
 commute = _decorated("commute", _commute, gpu=False, target=COMMUTATIVE, priority=True)

@@ -27,7 +27,7 @@ from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.ray.sources import SentModules
+from compss_train.engines.ray.sources import KeptModules
 from compss_train.engines.watch import (
     STACK_SUFFIX,
     Watch,
@@ -126,7 +126,7 @@ def _heartbeat(engine: str) -> liveness.Heartbeat:
 @cache
 def _prepare_process() -> None:
     calls.prepare_process()
-    sys.meta_path.append(SentModules())
+    sys.meta_path.append(KeptModules())
 
 
 @cache

@@ -229,8 +229,11 @@ def call(function, *args):
     return SerializedValue.of(task_body.Call(function, args, False, ProgramSettings()))
 
 
+NO_SOURCES = SerializedValue.of(b"")
+
+
 def test_an_exception_is_each_result():
-    results = run_task(3, 1, call(tasks.fail, "broken"), [])
+    results = run_task(3, 1, call(tasks.fail, "broken"), NO_SOURCES, [])
     assert len(results) == 3
     for result in results:
         error = result.load().exception()
@@ -239,15 +242,15 @@ def test_an_exception_is_each_result():
 
 
 def test_arguments_and_results_that_cannot_be_serialized_are_failures():
-    unloadable = run_task(1, 1, call(tasks.add, tasks.Unloadable()), [])
+    unloadable = run_task(1, 1, call(tasks.add, tasks.Unloadable()), NO_SOURCES, [])
     assert isinstance(unloadable.load().exception(), ImportError)
-    unpackable = run_task(2, 1, call(tasks.good_and_bad), [])
+    unpackable = run_task(2, 1, call(tasks.good_and_bad), NO_SOURCES, [])
     assert all(isinstance(result.load(), Failure) for result in unpackable)
 
 
 def test_a_task_that_compss_lost_is_an_error():
-    with pytest.raises(task_body.LostInputError):
-        raise run_task(1, 1, call(tasks.add, Placeholder(0)), [None]).load().exception()
+    lost = run_task(1, 1, call(tasks.add, Placeholder(0)), NO_SOURCES, [None])
+    assert isinstance(lost.load().exception(), task_body.LostInputError)
 
 
 def test_tasks_are_named_by_functions_of_the_package():
