@@ -23,7 +23,10 @@ from compss_train.reports.records import (
 MISSING = "-"
 """What tables show for a setting that a run does not have."""
 SEED = "trainer.seed"
-_OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host", "build.net", "home")
+_OF_EACH_RUN = (
+    *("fit.started", "fit.callbacks", "fit.profile"),
+    *("machine.host", "build.net", "home", "source"),
+)
 """Settings that differ without a reason, and the text of the network.
 
 The attributes of the network are compared one by one.

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import compss_train
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train._utils.files import FolderLock
 from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
+from tests.cli.conftest import RUN_FILE
 from tests.cli.user_objects import USER_OBJECTS, data, history, weighted
 from tests.helpers.models import SGD, assert_same_bits, mlp
 from tests.helpers.processes import ROOT
@@ -97,13 +100,55 @@ def test_a_run_resumes_in_a_folder_that_was_moved(run_file, command, tmp_path):
     assert [record["round"] for record in history(tmp_path / "moved")] == [0, 1, 2]
     assert not (tmp_path / "first").exists()
     config = tmp_path / "moved" / "config.toml"
-    config.write_text(
-        config.read_text().replace(f'home = "{tmp_path}"', ('home = "/nowhere/at/all"'))
-    )
-    assert (
-        "its home folder /nowhere/at/all does not exist"
-        in command("fit", "moved", "--resume", code=2).err
-    )
+    text = config.read_text().replace(f'home = "{tmp_path}"', 'home = "/nowhere/at/all"')
+    config.write_text(text.replace('source = "small.toml"\n', ""))
+    error = command("fit", "moved", "--resume", code=2).err
+    assert "its home folder /nowhere/at/all does not exist; correct the key home" in error
+
+
+@pytest.fixture
+def submitted(tmp_path, monkeypatch, command):
+    """The folder of a run that was trained in copies of its files, which are gone."""
+    project = tmp_path / "project"
+    project.mkdir()
+    text = RUN_FILE.replace("tests.helpers.models:mlp", "submitted_network:Net")
+    (project / "small.toml").write_text(text)
+    (project / "submitted_network.py").write_text(NETWORK)
+    output = tmp_path / "output"
+    for flags in ((), ("--resume",)):  # each is a copy of its own
+        copy = tmp_path / f"copy{len(flags)}"
+        shutil.copytree(project, copy)
+        monkeypatch.chdir(copy)
+        command("fit", "small.toml", "--output", output, *flags)
+        monkeypatch.chdir("/")
+        shutil.rmtree(copy)
+        sys.modules.pop("submitted_network")
+    return output
+
+
+def test_a_run_in_a_temporary_copy_is_used_from_its_folder(
+    submitted, command, tmp_path, monkeypatch
+):
+    error = command("evaluate", submitted, code=2).err
+    assert f"its home folder {tmp_path}/copy1 does not exist. Run the command" in error
+    assert "in the folder that has small.toml" in error
+    monkeypatch.chdir(tmp_path / "project")
+    done = command("evaluate", submitted)
+    assert "accuracy" in done.out
+    assert f"files are those of {tmp_path}/project, which has small.toml" in done.err
+    assert isinstance(compss_train.load(submitted), torch.nn.Module)
+    command("fit", submitted, "--output", "again")
+    assert_same_bits(saved(tmp_path / "project" / "again"), saved(submitted))
+
+
+def test_the_folder_of_another_user_is_not_taken_for_that_of_a_run(
+    submitted, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(submitted).st_uid + 1)
+    monkeypatch.setattr("compss_train.cli.run_files.ADMINISTRATOR", -1)
+    error = command("fit", submitted, "--output", "again", code=2).err
+    assert f"{tmp_path}/project belongs to another user; correct the key home" in error
 
 
 @pytest.mark.parametrize("engine", ["serial", pytest.param("local", marks=pytest.mark.slow)])

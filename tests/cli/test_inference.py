@@ -371,7 +371,7 @@ def test_modules_are_named_before_they_are_imported(fitted, command):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_run_of_another_user_is_an_error_unless_trusted(fitted, command, monkeypatch, name):
     monkeypatch.setattr(os, "getuid", lambda: os.stat(fitted).st_uid + 1)
-    monkeypatch.setattr("compss_train.cli.run_files.trust.ADMINISTRATOR", -1)
+    monkeypatch.setattr("compss_train.cli.run_files.ADMINISTRATOR", -1)
     file = fitted / "config.toml"
     file.write_text(file.read_text().replace("tests.helpers.models:mlp", "no_such_module:mlp"))
     np.save("x.npy", np.zeros((4, 5), np.float32))

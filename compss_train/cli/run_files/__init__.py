@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from typing import Any
 import tomli_w
 
 from compss_train._utils import files, validation
+from compss_train.reports import formatting
 
 TomlTable = dict[str, Any]
 
@@ -23,6 +25,10 @@ RUN_FILE = "config.toml"
 """The name of the run file in the folder of a run."""
 HOME = "home"
 """The key, outside of all sections, of the folder that relative file names refer to."""
+SOURCE = "source"
+"""The key, outside of all sections, of the run file that was given, relative to the home folder."""
+ADMINISTRATOR = 0
+"""The user id of the system's administrator, who can execute anything anyway."""
 
 
 class RunFileError(ValueError):
@@ -120,18 +126,21 @@ class RunFile:
     def dumps(self, seed: int) -> str:
         """Return TOML text that repeats this run from any folder.
 
-        It has the seed and the home of the run, and not its output folder.
+        It has the seed of the run, its home and the name of its run file there, and not its output
+        folder.
         """
         seeded = self.with_value("trainer", "seed", seed)
         output = {key: value for key, value in self.section("output").items() if key != "folder"}
-        return tomli_w.dumps({**seeded.table, "output": output, HOME: str(self.home)})
+        source = self.table.get(SOURCE, os.path.relpath(self.path, self.home))
+        places = {HOME: str(self.home), SOURCE: source}
+        return tomli_w.dumps({**seeded.table, "output": output, **places})
 
     def check_sections(self, errors: Errors) -> None:
         """Collect unknown sections, and values in place of sections."""
         for name, value in self.table.items():
-            if name not in (*SECTIONS, HOME):
+            if name not in (*SECTIONS, HOME, SOURCE):
                 errors.add("top level", unknown_name(name, SECTIONS, "section"))
-            elif name != HOME and not isinstance(value, dict):
+            elif name in SECTIONS and not isinstance(value, dict):
                 hint = f"write [{name}] and its keys below"
                 errors.add("top level", f"{name} = {value!r} is not a section; {hint}")
 
@@ -139,6 +148,8 @@ class RunFile:
 def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> RunFile:
     """Read a TOML file, or the one in a run's folder, and apply settings to it.
 
+    A run whose home folder is gone, such as one in a temporary copy that ``ray job submit`` made,
+    has the current folder as its home if that holds the run file; a line on standard error says so.
     Raises ``RunFileError`` for a file that cannot be read; its message ends with the hint.
     """
     path = (path / RUN_FILE if path.is_dir() else path).absolute()
@@ -146,10 +157,41 @@ def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> R
     relative = table.get(HOME, "")
     home = path.parent / relative if isinstance(relative, str) else path.parent
     if not home.is_dir():
-        raise RunFileError(
-            f"{path}: its {HOME} folder {home} does not exist; correct the key {HOME} in this file"
-        )
+        home = _current_home(path, home, table.get(SOURCE))
     return RunFile(path, home, table)
+
+
+def _current_home(path: Path, home: Path, source: Any) -> Path:
+    """Return the current folder as the home of a run if it holds its run file, ``source``.
+
+    Raises ``RunFileError`` if it does not, or if it belongs to another user.
+    """
+    lost = f"{path}: its {HOME} folder {home} does not exist"
+    correction = f"correct the key {HOME} in this file"
+    if not isinstance(source, str):
+        raise RunFileError(f"{lost}; {correction}")
+    folder = Path.cwd()
+    if not (folder / source).is_file():
+        raise RunFileError(
+            f"{lost}. Run the command in the folder that has {source}, with the modules and files "
+            f"of the run, or {correction}"
+        )
+    for place in (folder, folder / source):
+        if is_of_other_user(place):
+            raise RunFileError(f"{lost}, and {place} belongs to another user; {correction}")
+    say(f"{lost}; modules and files are those of {folder}, which has {source}")
+    return folder
+
+
+def say(text: str) -> None:
+    """Print a line on standard error; names of files in it do nothing to a terminal."""
+    line = formatting.printable(f"compss-train: {text}").replace("\n", "\\n")
+    print(line, file=sys.stderr)
+
+
+def is_of_other_user(path: Path) -> bool:
+    """Return whether a file belongs to another user, who is not the administrator."""
+    return path.stat().st_uid not in (os.getuid(), ADMINISTRATOR)
 
 
 def read_toml(path: Path, hint: str = "") -> TomlTable:

@@ -179,7 +179,9 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     with errors.collect("[output] folder"):
         _check_folder(folder, resume=resume, overwrite=overwrite)
     if resume and "seed" not in run_file.section("trainer") and folder.run_file.exists():
-        seed = run_files.read_run_file(folder.run_file).section("trainer").get("seed")
+        # Its home may be gone; this run has one of its own.
+        saved = RunFile(folder.run_file, run_file.home, run_files.read_toml(folder.run_file))
+        seed = saved.section("trainer").get("seed")
         run_file = run_file.with_value("trainer", "seed", seed)
     trainer = read_trainer(run_file, errors)
     training, validation = data.read_data(

@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.imports import FOLDER_MODULES, FolderModules
-from compss_train.cli.run_files import RunFile, RunFileError
+from compss_train.cli.run_files import RunFile, RunFileError, is_of_other_user, say
 from compss_train.cli.run_files.objects import CALL, PARTIAL, PREFIX, load_object
-from compss_train.reports import formatting
 
 HARMLESS = ("torch.nn", "torch.optim", "compss_train")
 """Packages whose classes execute nothing but what their arguments say."""
-ADMINISTRATOR = 0
-"""The user id of the system's administrator, who can execute anything anyway."""
 
 
 def check_trust(file: RunFile, *, trusted: bool) -> None:
@@ -40,15 +37,13 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
     if modules:
         action += f", with {', '.join(modules)} from {file.home}"
     for path in (file.path, file.path.parent, file.home, *_files_of(modules, file.home)):
-        owner = path.stat().st_uid
-        if owner not in (os.getuid(), ADMINISTRATOR):
+        if is_of_other_user(path):
             raise RunFileError(
-                f"{path} belongs to user {owner}, and {file.path.name} {action} with your rights: "
-                "read it first, and add --trust if it does nothing but what it should"
+                f"{path} belongs to user {path.stat().st_uid}, and {file.path.name} {action} with "
+                "your rights: read it first, and add --trust if it does nothing but what it should"
             )
     if names:
-        line = formatting.printable(f"compss-train: {file.path} {action} (--trust to hide this)")
-        print(line.replace("\n", "\\n"), file=sys.stderr)
+        say(f"{file.path} {action} (--trust to hide this)")
 
 
 def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:

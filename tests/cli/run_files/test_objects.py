@@ -107,12 +107,13 @@ values = st.recursive(
 
 
 @given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
-def test_a_dumped_file_has_all_values_seed_and_home(table):
-    run_file = RunFile(
-        Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}}
-    )
+def test_a_dumped_file_has_all_values_seed_and_places(table):
+    output = {"folder": "runs", "csv": True}
+    home = Path("/home/me")
+    run_file = RunFile(home / "runs/run.toml", home, {**table, "output": output})
     seeded = {**run_file.section("trainer"), "seed": 3}
-    expected = {**table, "trainer": seeded, "output": {"csv": True}, "home": "/home/me"}
+    places = {"home": "/home/me", "source": "runs/run.toml"}
+    expected = {**table, "trainer": seeded, "output": {"csv": True}, **places}
     assert tomllib.loads(run_file.dumps(3)) == expected
 
 
