@@ -1,8 +1,9 @@
-"""Data: blocked tensors, files, data sets, random orders, and partitions among workers."""
+"""Data: blocked tensors, files, data sets, random orders, and partitions among workers.
 
-from compss_train.data.blocked import BlockedTensor, shuffle
-from compss_train.data.files import FileDataset
-from compss_train.data.samples import Samples
-from compss_train.data.writing import write_files
+The names in ``__init__.pyi`` are imported on first use: what senders check of samples needs no
+torch.
+"""
 
-__all__ = ["BlockedTensor", "FileDataset", "Samples", "shuffle", "write_files"]
+from compss_train._utils.imports import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

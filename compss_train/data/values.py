@@ -1,19 +1,24 @@
 """The values that samples may hold: the checks and conversions for all ways in.
 
-Arrays, files, data sets, sequences and senders pass ``check_values`` and ``check_dtype``.
+Arrays, files, data sets, sequences and senders pass ``check_values`` and ``check_dtype``. Torch is
+imported where tensors are made: senders of arrays make none.
 """
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from numbers import Number
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.validation import check_dense
+
+if TYPE_CHECKING:
+    import torch
 
 _Array = TypeVar("_Array")
 
@@ -25,7 +30,8 @@ def check_values(name: str, value: object) -> None:
     """
     if type(value) is np.ndarray:  # which may come by the thousand a second
         return
-    if isinstance(value, torch.Tensor):
+    # Before a program imports torch, it has no tensors.
+    if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
         check_dense(name, value)
     elif hasattr(value, "nnz") and hasattr(value, "toarray"):
         raise TypeError(
@@ -48,7 +54,7 @@ def check_values(name: str, value: object) -> None:
             "frame.collect(), or files larger than memory as FileDataset('data.parquet', x=..., "
             "y=...)"
         )
-    elif isinstance(value, PackedSequence):
+    elif type(value).__name__ == "PackedSequence":
         raise TypeError(
             f"{name} is a PackedSequence, whose rows are steps of several samples: give "
             "Ragged(torch.nn.utils.rnn.unpack_sequence(packed)), or the list of sequences "
@@ -74,32 +80,39 @@ def check_parts(name: str, values: Collection[Any]) -> None:
             check_dtype(value.dtype)
 
 
+_DTYPES = frozenset(
+    np.dtype(name)
+    for name in (
+        *("float16", "float32", "float64", "complex64", "complex128", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    )
+)
+"""The dtypes of numpy that torch has, too."""
+
+
 @cache
 def check_dtype(dtype: np.dtype[Any]) -> None:
     """Raise ``TypeError`` for a dtype that torch does not support."""
-    try:
-        torch.from_numpy(np.empty(0, dtype))
-    except (TypeError, ValueError) as error:
-        text = (
-            "; a tokenizer makes integers of text, FileDataset(names) reads files, "
-            "np.unique(labels, return_inverse=True)[1] of labels, and array.astype(float) converts "
-            "numbers that are Python objects"
-        )
-        hint = text if dtype.kind in "USO" else ""
-        raise TypeError(
-            f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}"
-        ) from error
+    if dtype in _DTYPES:
+        return
+    text = (
+        "; a tokenizer makes integers of text, FileDataset(names) reads files, "
+        "np.unique(labels, return_inverse=True)[1] of labels, and array.astype(float) converts "
+        "numbers that are Python objects"
+    )
+    hint = text if dtype.kind in "USO" else ""
+    raise TypeError(f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}")
 
 
-_SIGNED: dict[Any, Any] = {
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-    torch.uint64: torch.int64,
-    np.dtype(np.uint16): np.int32,
-    np.dtype(np.uint32): np.int64,
-    np.dtype(np.uint64): np.int64,
+_SIGNED: dict[Any, str] = {
+    np.dtype(np.uint16): "int32",
+    np.dtype(np.uint32): "int64",
+    np.dtype(np.uint64): "int64",
+    "torch.uint16": "int32",
+    "torch.uint32": "int64",
+    "torch.uint64": "int64",
 }
-"""Dtypes whose rows torch cannot select, and those that hold their values."""
+"""Dtypes whose rows torch cannot select, its own by name, and those that hold their values."""
 
 
 def signed(array: _Array) -> _Array:
@@ -109,13 +122,18 @@ def signed(array: _Array) -> _Array:
     more, which would become negative.
     """
     unsigned: Any = array
-    dtype = unsigned.dtype
-    if dtype not in _SIGNED:
-        return array
-    signed_dtype = _SIGNED[dtype]
     is_array = isinstance(unsigned, np.ndarray)
-    integers: Any = unsigned.astype(signed_dtype) if is_array else unsigned.to(signed_dtype)
-    if dtype in (np.uint64, torch.uint64) and (integers < 0).any():
+    signed_dtype = _SIGNED.get(unsigned.dtype if is_array else str(unsigned.dtype))
+    if signed_dtype is None:
+        return array
+    integers: Any
+    if is_array:
+        integers = unsigned.astype(signed_dtype)
+    else:
+        import torch
+
+        integers = unsigned.to(getattr(torch, signed_dtype))
+    if unsigned.dtype.itemsize == 8 and (integers < 0).any():
         largest = int(integers[integers < 0].max()) + 2**64
         raise ValueError(
             f"holds {largest}, and the largest integer of a tensor is 2**63 - 1: make them floats"
@@ -137,6 +155,8 @@ def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
 
     Nobody may write to it if the array is read-only.
     """
+    import torch
+
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
@@ -146,6 +166,8 @@ def tensor_of(value: Any) -> torch.Tensor:
     It may share memory, so that nobody may write to it. Raises ``ValueError`` for values that no
     tensor can hold.
     """
+    import torch
+
     try:
         is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
         return torch.as_tensor(np.asarray(_Writable(value)) if is_read_only else value)

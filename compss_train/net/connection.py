@@ -1,18 +1,22 @@
 """A client's connection: messages arrive in order, or it is lost. It never reconnects itself."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from compss_train._utils import Closable, validation
-from compss_train.data.block import Block
 from compss_train.net import sockets
 from compss_train.net.messages import Header, Message, pack, unpack
+
+if TYPE_CHECKING:
+    from compss_train.data.block import Block
 
 _MAX_REFUSALS = 5
 """How often a handshake may fail before the token counts as wrong.
@@ -47,7 +51,7 @@ class Address:
         greeting: Header,
         context: sockets.Context | None = None,
         timeout: float = _CONNECT_SECONDS,
-    ) -> "Connection":
+    ) -> Connection:
         """Connect and send the first message, which says what this client is.
 
         Raises ``ConnectionRefusedError`` if nothing listens, ``TimeoutError`` if nothing answers

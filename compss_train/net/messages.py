@@ -1,4 +1,9 @@
-"""Messages as frames: a header in JSON, and the bytes of each array. Nothing is pickled."""
+"""Messages as frames: a header in JSON, and the bytes of each array. Nothing is pickled.
+
+Arrays of numpy are sent without torch; only tensors need it, and what is received as one.
+"""
+
+from __future__ import annotations
 
 import json
 import math
@@ -6,37 +11,33 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from compss_train.data.block import Block, as_tensor
-from compss_train.data.block_bytes import flat_bytes
+if TYPE_CHECKING:
+    import torch
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.complex64,
-        torch.complex128,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
+    from compss_train.data.block import Block
+
+_ITEM_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
 }
-"""The dtypes that can be sent, by name."""
-_NAMES: dict[Any, str] = {
-    **{dtype: name for name, dtype in _DTYPES.items()},
-    **{np.dtype(name): name for name in _DTYPES if name != "bfloat16"},
-}
-"""Their names, which take 2 µs to make."""
+"""The dtypes that can be sent, and the bytes of an item."""
+_NAMES = {np.dtype(name): name for name in _ITEM_SIZES if name != "bfloat16"}
+"""The names of those that numpy has."""
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 """Writes a header, without spaces."""
 
@@ -107,62 +108,94 @@ def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memory
     descriptions: ArrayDescriptions = []
     frames: list[memoryview] = []
     for array in arrays:
-        name = _NAMES.get(array.dtype) or str(array.dtype)
-        if isinstance(array, np.ndarray) and array.flags.c_contiguous and name in _DTYPES:
-            data = array.reshape(-1).view(np.uint8).data  # in a fifth of the time
+        if isinstance(array, np.ndarray):
+            name, data = _array_bytes(array)
         else:
-            tensor = as_tensor(array).detach().cpu().resolve_conj().resolve_neg().contiguous()
-            name = _NAMES.get(tensor.dtype, "")
-            data = flat_bytes(tensor).numpy().data if tensor.numel() else memoryview(b"")
-            if not name:
-                raise TypeError(
-                    f"arrays of {tensor.dtype} cannot be sent; convert them to one of "
-                    f"{', '.join(_DTYPES)}"
-                )
+            name, data = _tensor_bytes(array)
         descriptions.append((name, list(array.shape)))
         frames += [data[start : start + PIECE] for start in range(0, len(data) or 1, PIECE)]
     return descriptions, frames
+
+
+def _array_bytes(array: NDArray[Any]) -> tuple[str, memoryview]:
+    """Return the name of an array's dtype, and its bytes."""
+    name = _NAMES.get(array.dtype)
+    if name is None:
+        raise _unsendable(str(array.dtype))
+    return name, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _tensor_bytes(block: Any) -> tuple[str, memoryview]:
+    """Return the name of a tensor's dtype, and its bytes."""
+    from compss_train.data.block_bytes import flat_bytes
+
+    tensor = block.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _ITEM_SIZES:
+        raise _unsendable(str(tensor.dtype))
+    return name, flat_bytes(tensor).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def _unsendable(dtype: str) -> TypeError:
+    return TypeError(
+        f"arrays of {dtype} cannot be sent; convert them to one of {', '.join(_ITEM_SIZES)}"
+    )
 
 
 @dataclass(slots=True)
 class ReceivedArray:
     """An array of a message, in one or more pieces."""
 
-    dtype: torch.dtype
+    dtype_name: str
     shape: tuple[int, ...]
     pieces: Sequence[memoryview]
     size: int
     """Size in bytes."""
 
     @property
-    def layout(self) -> tuple[torch.dtype, tuple[int, ...]]:
+    def layout(self) -> tuple[str, tuple[int, ...]]:
         """What arrays that are stacked have in common."""
-        return self.dtype, self.shape
+        return self.dtype_name, self.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in torch."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        return dtype
 
     def tensor(self, memory: torch.Tensor | None = None) -> torch.Tensor:
         """Return the array: one piece usually without a copy, several copied to ``memory``.
 
         By default ``memory`` is new.
         """
+        import torch
+
+        from compss_train.data.block_bytes import flat_bytes
+
+        dtype = self.dtype
         if not self.size:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=dtype)
         if len(self.pieces) == 1:
             data = torch.frombuffer(self.pieces[0], dtype=torch.uint8)
             # Small frames may start anywhere, which torch cannot read.
-            if data.data_ptr() % self.dtype.itemsize:
+            if data.data_ptr() % dtype.itemsize:
                 data = data.clone()
-            return data.view(self.dtype).reshape(self.shape)
+            return data.view(dtype).reshape(self.shape)
         # numpy requests huge pages for large memory, which takes a quarter of the time.
         joined = np.empty(self.size, np.uint8) if memory is None else flat_bytes(memory).numpy()
         start = 0
         for piece in self.pieces:
             joined[start : start + piece.nbytes] = np.frombuffer(piece, np.uint8)
             start += piece.nbytes
-        return torch.from_numpy(joined).view(self.dtype).reshape(self.shape)
+        return torch.from_numpy(joined).view(dtype).reshape(self.shape)
 
 
 def stacked(arrays: Sequence[ReceivedArray]) -> torch.Tensor:
     """Return arrays of one layout as the rows of a new tensor."""
+    import torch
+
     shape = (len(arrays), *arrays[0].shape)
     dtype = arrays[0].dtype
     data = bytearray().join([piece for array in arrays for piece in array.pieces])
@@ -197,12 +230,12 @@ def unpack(frames: Sequence[Any]) -> Message:
 
 
 def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> ReceivedArray:
-    dtype = _DTYPES[name]
+    item_size = _ITEM_SIZES[name]
     if len(shape) > _MAX_DIMENSIONS:
         raise MessageError(f"an array of {len(shape)} dimensions; the maximum is {_MAX_DIMENSIONS}")
     if not all(type(length) is int and length >= 0 for length in shape):
         raise MessageError(f"an array of shape {shape}; give a list of integers of at least 0")
-    size = math.prod(shape) * dtype.itemsize
+    size = math.prod(shape) * item_size
     pieces = [remaining.popleft()]
     received = pieces[0].nbytes
     while received < size and remaining:
@@ -210,4 +243,4 @@ def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> Rece
         received += pieces[-1].nbytes
     if received != size:
         raise MessageError(f"an array of {name} {shape} has {size} bytes, but {received} arrived")
-    return ReceivedArray(dtype, tuple(shape), pieces, size)
+    return ReceivedArray(name, tuple(shape), pieces, size)

@@ -1,5 +1,7 @@
 """A server of clients that each have one connection: their messages, and when they disconnect."""
 
+from __future__ import annotations
+
 import hmac
 import logging
 import math
@@ -8,16 +10,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import zmq
 
 from compss_train._utils import Closable, files
-from compss_train.data.block import Block
 from compss_train.net import sockets
 from compss_train.net.connection import Address
 from compss_train.net.connections import Connections
 from compss_train.net.messages import Header, MessageError, ReceivedArray, pack, shortened, unpack
+
+if TYPE_CHECKING:
+    from compss_train.data.block import Block
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ class Client:
     """A client that is connected to a server."""
 
     def __init__(
-        self, server: "MessageServer", identity: bytes, descriptor: int, greeting: Header
+        self, server: MessageServer, identity: bytes, descriptor: int, greeting: Header
     ) -> None:
         self._server = server
         self._identity = identity

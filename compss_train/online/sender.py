@@ -82,7 +82,10 @@ class SampleSender(Closable):
         self._stream.skip(number)
 
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
-        """Send a sample of arrays, tensors or numbers; paired buffers need its time ``step``."""
+        """Send a sample of arrays, tensors or numbers; paired buffers need its time ``step``.
+
+        Torch is imported only for what is not of numpy, such as a list.
+        """
         if self._closed:
             raise ValueError(
                 "this sender was closed, and its stream is complete; make another one to send more"

@@ -1,22 +1,25 @@
 """Solvers as they are: ``Solver`` runs an executable per input, and makes samples of its fields."""
 
+from __future__ import annotations
+
 import os
 import string
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from compss_train._utils.validation import check_count
-from compss_train.data.block import Block
 from compss_train.online import solver_output
 from compss_train.online.solver_listener import SolverListener
 from compss_train.online.solver_messages import SolverFields
 from compss_train.online.solver_process import SolverProcess
+
+if TYPE_CHECKING:
+    from compss_train.data.block import Block
 
 VARIABLE = "COMPSS_TRAIN_SOLVER"
 """The environment variable with the address for the solver."""
@@ -236,7 +239,7 @@ def _filled(argument: str, value: Any, output: str | None) -> str:
 
     A key of the input comes before the file of the output, if it has its name.
     """
-    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+    if hasattr(value, "tolist"):  # an array or a tensor
         value = value.tolist()
     items: list[Any] = []
     named: dict[str, Any] = {} if output is None else {_OUTPUT: output}
@@ -261,8 +264,8 @@ def _plain(value: Any) -> Any:
 
 def _is_finite(part: Any) -> bool:
     """Return whether an array, tensor or number has no NaN and no infinite value."""
-    if isinstance(part, torch.Tensor):
-        return bool(torch.isfinite(part).all())
+    if hasattr(part, "isfinite"):  # a tensor, of any dtype and device
+        return bool(part.isfinite().all())
     array = np.asarray(part)
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 

@@ -1,7 +1,9 @@
 """A stream: the client that sends the samples of a simulation, or of a program, to the workers.
 
-Samples go to the workers in turn (``Routing``).
+Samples go to the workers in turn (``Routing``). Those of arrays need no torch.
 """
+
+from __future__ import annotations
 
 import threading
 import time
@@ -9,15 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
-import torch
 import zmq
 
 from compss_train._utils import Closable
-from compss_train.data.block import Block
 from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
@@ -32,7 +32,10 @@ from compss_train.online.source_messages import (
     header_of,
 )
 
-Sample: TypeAlias = tuple[Block, ...]
+if TYPE_CHECKING:
+    from compss_train.data.block import Block
+
+Sample: TypeAlias = "tuple[Block, ...]"
 """x and y, or x alone."""
 
 UNREACHABLE_SECONDS = 60.0
@@ -57,10 +60,14 @@ def as_sample(parts: Sequence[Any]) -> Sample:
     Raises ``TypeError`` or ``ValueError`` for what no tensor can hold.
     """
     check_parts("a part of a sample", parts)
-    return tuple(
-        signed(part if isinstance(part, np.ndarray | torch.Tensor) else tensor_of(part))
-        for part in parts
-    )
+    return tuple(signed(_array_or_tensor(part)) for part in parts)
+
+
+def _array_or_tensor(part: Any) -> Block:
+    """Return a part of a sample; only what is not of numpy needs torch, which makes a tensor."""
+    if isinstance(part, np.ndarray | np.generic):
+        return np.asanyarray(part)
+    return tensor_of(part)
 
 
 class NameInUseError(PermissionError):

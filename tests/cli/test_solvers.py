@@ -19,7 +19,7 @@ from compss_train.online.job_variables import (
     TOKEN_VARIABLE,
 )
 from tests.buffers.kinds import Thread
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.plain_clients import TOKEN
 from tests.online.solvers.compiled import SOURCES, STANDARDS, heat, mpirun, needs, solver
 from tests.online.stub_fits import stub_fit
@@ -114,6 +114,22 @@ def send(running, *options):
     """Return the command that sends x and y of one number each."""
     address = ("send", running.coordinator.url, "--token", TOKEN, "--x", "1", "--y", "1")
     return [*address, *options]
+
+
+WITHOUT_TORCH = """
+import sys
+from compss_train.cli import main
+assert main(sys.argv[1:]) == 0
+assert "torch" not in sys.modules
+"""
+
+
+def test_send_imports_no_torch():
+    with stub_fit() as running:
+        arguments = send(running, "--", sys.executable, "-c", RECORDS)
+        program = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
+        subprocess.run(program, check=True, timeout=LIMIT)
+        assert running.workers[0].drain() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -1,13 +1,18 @@
-"""How a sender connects to a fit: addresses, names, tokens, and retries."""
+"""How a sender connects to a fit: addresses, names, tokens, and retries; and what it imports."""
 
+import subprocess
+import sys
+
+import numpy as np
 import pytest
+import torch
 
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender, open_stream
 from compss_train.online.stream import NameInUseError
 from tests.buffers.kinds import Thread
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_open_connections
 from tests.online.sample_streams import connect_sender, send_all
 from tests.online.simulations import free_port
@@ -141,3 +146,39 @@ def test_a_sender_says_that_it_makes_progress_if_the_coordinator_wants_to_know()
             sending.result()
         with pytest.raises(TrainingEndedError):
             sender.close()
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from compss_train import SampleSender, Solver
+x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+with SampleSender(sys.argv[1], sys.argv[2], name="solver") as sender:
+    sender.skip(sender.delivered)
+    sender.send(x.T, np.uint16(7), step=0)
+    sender.send(np.asfortranarray(x.T), x[1, 2].astype(np.uint16) + np.uint16(2), step=1)
+    assert "torch" not in sys.modules
+    sender.send([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]], np.int32(7), step=2)
+assert "torch" in sys.modules
+"""
+
+
+def test_a_program_that_sends_arrays_imports_no_torch():
+    with stub_fit() as running:
+        program = [sys.executable, "-c", PROGRAM, running.coordinator.url, TOKEN]
+        subprocess.run(program, check=True, timeout=LIMIT)
+        assert running.coordinator.wait_for("finished") == [3]
+        batch = running.workers[0].buffer.get_batch(3)
+    assert torch.equal(batch["x"], torch.arange(6.0).reshape(2, 3).T.expand(3, 3, 2))
+    assert torch.equal(batch["y"], torch.full((3,), 7, dtype=torch.int32))
+
+
+def test_tensors_of_all_kinds_arrive_as_arrays_do():
+    x = torch.arange(6.0).reshape(2, 3)
+    kinds = [x.T, torch.nn.Parameter(x.T), x.T.numpy(), np.asfortranarray(x.T.numpy())]
+    with stub_fit() as running, connect_sender(running) as sender:
+        for kind in kinds:
+            sender.send(kind)
+        sender.close()
+        batch = running.workers[0].buffer.get_batch(len(kinds))
+    assert torch.equal(batch["x"], x.T.expand(len(kinds), 3, 2))
