@@ -11,7 +11,7 @@ import numpy as np
 
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
-from compss_train.engines.nodes import ONE_CPU
+from compss_train.engines.nodes import ONE_CPU, shared_cores
 from compss_train.engines.watch import say
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -331,13 +331,9 @@ class OnlineFit(Fit, FitRun):
             say(f"count={count}: this engine runs {most} simulations at a time")
             count = most
         cpus = self.simulations.resources.cpus
-        cores = sum(node.cpus for node in engine.nodes())
-        if count * cpus > cores:
-            say(
-                f"{count} simulations of {cpus} cores each share {cores} cores with the workers: "
-                "give a smaller count= or cpus=; if ranks of MPI wait for one another, let them "
-                "yield (Open MPI: mpirun --mca mpi_yield_when_idle 1)"
-            )
+        shortage = shared_cores(count, cpus, engine.nodes(), sharers=" with the workers")
+        if shortage is not None:
+            say(shortage)
         return count
 
     def _global_parameters(self) -> GlobalParameters:

@@ -12,6 +12,7 @@ from compss_train._utils.files import FolderLock, make_folders
 from compss_train._utils.validation import check_choice, warn_user
 from compss_train.data.writing import FORMATS
 from compss_train.engines import Engine, Ref, Resources, codec, engine_class
+from compss_train.engines.nodes import shared_cores
 from compss_train.engines.watch import say
 from compss_train.exceptions import SimulationError
 from compss_train.online import simulation_file
@@ -84,6 +85,10 @@ class SimulationWriter:
                 f"timeout={self.timeout} on the {engine.name} engine, which runs simulations in "
                 "this process, where none can be ended; use engine='local', or leave it out"
             )
+        at_a_time = self.count if engine.traits.asynchronous else 1
+        shortage = shared_cores(at_a_time, self.resources.cpus, engine.nodes())
+        if shortage is not None:
+            say(shortage)
         make_folders(self.folder.absolute())
         with self._locked():
             records = SimulationRecords(self.folder)

@@ -462,3 +462,12 @@ def test_each_sample_is_there_once_however_often_it_was_stopped(inputs, stops, c
         assert sorted(files) == sorted(map(str, Path(folder).glob("*.npz")))
         lines = sorted(records(Path(folder)), key=lambda line: line["simulation"])
         assert [line["samples"] for line in lines] == inputs
+
+
+def test_more_cores_than_there_are_is_said(tmp_path, capsys):
+    for cpus in (1, 1000):
+        simulations = Simulations(heat_solver(1, cpus=cpus), [1 / 3], count=1)
+        simulations.write(tmp_path / str(cpus), engine="serial")
+    said = capsys.readouterr().err
+    assert "1 simulations of 1000 cores each share" in said
+    assert "1 simulations of 1 cores" not in said
