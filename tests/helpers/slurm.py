@@ -78,16 +78,19 @@ class SlurmCluster:
         said = lambda: f"{self.state(job)}: {self.output(job)}"  # noqa: E731
         wait_until(lambda: self.restarts(job) == count, seconds, every=0.2, said=said)
 
-        def has_started() -> bool:
-            state = self.state(job)
-            if state != "PENDING":
-                return state == "RUNNING" or state in DONE
-            # SLURM waits for two minutes otherwise, from the end of all steps on. Nodes refuse a
-            # job in the second in which it ended there.
-            self.run("scontrol", "update", f"jobid={job}", "StartTime=now+4")
-            return False
+        def is_pending() -> bool:
+            return self.state(job) == "PENDING"
 
-        wait_until(has_started, seconds, every=10, said=said)
+        def has_started() -> bool:
+            if is_pending():
+                # SLURM waits for two minutes otherwise, from the end of all steps on. Nodes refuse
+                # a job in the second in which it ended there.
+                self.run("scontrol", "update", f"jobid={job}", "StartTime=now+4")
+                with suppress(TimeoutError):
+                    wait_until(lambda: not is_pending(), 10, every=0.2)
+            return self.state(job) in {"RUNNING", *DONE}
+
+        wait_until(has_started, seconds, every=0.2, said=said)
 
     def state(self, job: str) -> str:
         """Return the state of a job in SLURM's words."""
