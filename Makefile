@@ -8,6 +8,7 @@ FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
 SEEDS ?= 300
 FIRST ?= 0
+DRAWN = $(if $(DRAWS),--hypothesis-seed=$(DRAWS))
 
 TORCH_pinned :=
 TORCH_cpu :=
@@ -33,18 +34,19 @@ install:
 	$(PYTHON) -m pip install '.$(if $(EXTRAS),[$(EXTRAS)])'
 
 # With CPU=avx2 or CPU=sse, the last line alone runs, with the instructions of an older processor and without the tests
-# that no rounding can change (WITHOUT_ARITHMETIC in tests/instruction_sets.py).
+# that no rounding can change (WITHOUT_ARITHMETIC in tests/instruction_sets.py). DRAWS=1, or another number,
+# draws the same examples of laws in each run.
 #
 # Applications of COMPSs take all cores, and have the machine to themselves; without COMPSs these tests are skipped
 # among all others. Two processes would start two clusters of Ray. Tests are compiled once, wherever they are run. They
 # wait for a third of their time, so that three at a time keep two cores busy.
 test: $(VENV)/installed
 ifndef CPU
-	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
-	$(BIN)/python -m tests.emulated_gpu tests/gpu
-	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py tests/engines/test_neighbours.py
+	$(if $(COMPSS),$(BIN)/python -m pytest $(DRAWN) tests/compss)
+	$(BIN)/python -m tests.emulated_gpu $(DRAWN) tests/gpu
+	$(BIN)/python -m pytest $(DRAWN) --engines ray -k ray tests/ray tests/engines/test_conformance.py tests/engines/test_neighbours.py
 endif
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m $(if $(CPU),tests.instruction_sets $(CPU),pytest) --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m $(if $(CPU),tests.instruction_sets $(CPU),pytest) $(DRAWN) --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
 simulate: $(VENV)/installed
