@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,6 +19,8 @@ from compss_train.engines import RayEngine
 from tests.helpers.processes import ROOT, session
 from tests.helpers.waiting import LIMIT
 
+STARTS = 3
+"""Attempts to start a node by hand: Ray gives up after 30 s, which a busy machine may need."""
 NODE = {"num_cpus": 2, "object_store_memory": 300_000_000, "include_dashboard": False}
 
 
@@ -79,34 +81,47 @@ def started_by_hand(
         "--disable-usage-stats",
     ]
     start += [f"--object-store-memory={store}", "--min-worker-port=0", "--max-worker-port=0"]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    leaders = []
-    # In a folder with a short name, as those of sockets are limited.
-    with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        head = [
-            "--head",
-            f"--port={port}",
-            f"--temp-dir={folder}",
-            "--include-dashboard=false",
-            *head_options,
-        ]
-        try:
-            for number, count in enumerate(cpus):
-                role = [f"--address={address}"] if number else head
-                process = subprocess.Popen(
-                    [*start, f"--num-cpus={count}", *role],
-                    env=environment,
-                    start_new_session=True,
-                    **pipes,
-                )
-                leaders.append(process.pid)
-                printed, _ = process.communicate(timeout=LIMIT)
-                assert process.returncode == 0, printed
-            yield {**environment, "RAY_ADDRESS": address}
-        finally:
-            for pid in (pid for leader in leaders for pid in session(leader)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    head = ["--head", f"--port={port}", "--include-dashboard=false", *head_options]
+    with ExitStack() as nodes:
+        for number, count in enumerate(cpus):
+            role = [f"--address={address}"] if number else head
+            command = [*start, f"--num-cpus={count}", *role]
+            nodes.enter_context(started_node(command, environment))
+        yield {**environment, "RAY_ADDRESS": address}
+
+
+@contextmanager
+def started_node(command: Sequence[str], environment: dict[str, str]) -> Iterator[None]:
+    """Run ``ray start`` until a node has started, and end the node.
+
+    Its temporary folder is its own, as a node removes the folders of jobs that it has done with. It
+    has a short name, as those of sockets are limited.
+    """
+    with ExitStack() as attempts:
+        for attempt in range(STARTS):
+            folder = TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
+            process = subprocess.Popen(
+                [*command, f"--temp-dir={attempts.enter_context(folder)}"],
+                env=environment,
+                start_new_session=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            attempts.callback(_kill_session, process.pid)
+            printed, _ = process.communicate(timeout=LIMIT)
+            if process.returncode == 0:
+                break
+            _kill_session(process.pid)
+            assert "timed out" in printed, printed
+            assert attempt + 1 < STARTS, printed
+        yield
+
+
+def _kill_session(leader: int) -> None:
+    for pid in session(leader):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class SharedRayEngine(RayEngine):

@@ -211,3 +211,14 @@ def test_a_submitted_program_has_the_serial_bits(job_server, tmp_path):
     command = [sys.executable, "train.py", "auto", str(output), "{}"]
     await_end(submission(job_server, f"--working-dir={program}", "--", *command))
     assert_serial_bits(output)
+
+
+def test_a_submitted_run_file_has_the_serial_bits(job_server, tmp_path):
+    write_run_file(tmp_path)
+    fit = [*COMMAND, *FIT]
+    ours, serial = tmp_path / "ours", tmp_path / "serial"
+    working_folder = f"--working-dir={tmp_path}"
+    await_end(submission(job_server, working_folder, "--", *fit, f"--output={ours}"))
+    run(os.environ, *fit, f"--output={serial}", "--engine=serial", folder=tmp_path)
+    name = "parameters.safetensors"
+    assert (ours / name).read_bytes() == (serial / name).read_bytes()
