@@ -41,7 +41,8 @@ WITHOUT_ARITHMETIC = (
     # Tasks and processes: where they run, how they fail, and how fits stop.
     *("compss", "engines", "runcompss", "simulation"),
     *("trainer/test_faults.py", "training/test_stopping.py", "training/test_unfinished.py"),
-    # Messages: who may send them, and what becomes of them, of jobs and of solvers.
+    # Messages: who may send them, and what becomes of them, of jobs, of solvers and of studies
+    # that go on.
     *("net", "parameter_server/test_forgotten.py", "parameter_server/test_served.py"),
     *(
         f"online/test_{subject}*.py"
@@ -49,8 +50,8 @@ WITHOUT_ARITHMETIC = (
             *("client", "coordinator", "ending", "events", "external", "fitting_faults"),
             *("fitting_jobs", "fitting_simulation", "fitting_solver", "fitting_stopping"),
             *("fitting_worker", "job", "killed", "malformed", "odd", "options", "receiver"),
-            *("roles", "routing", "sample_numbers", "sender", "simulation", "solver", "stream"),
-            *("study", "worker"),
+            *("resuming", "roles", "routing", "sample_numbers", "sender", "simulation", "solver"),
+            *("stream", "study", "worker"),
         )
     ),
     # Samples and files: they are counted, drawn, moved and read.

@@ -319,6 +319,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from compss_train import Simulations
+from tests.helpers.waiting import wait_until
 
 def simulate(number):
     with open("runs", "a") as file:
@@ -326,8 +327,7 @@ def simulate(number):
     for step in range(3):
         yield step, np.float32([number, step]), np.float32([number * step])
         if number == 3:
-            while not Path("go on").exists():
-                pass
+            wait_until(Path("go on").exists)
 
 simulations = Simulations(simulate, range(6), count=2)
 if __name__ == "__main__":
