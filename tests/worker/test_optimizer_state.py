@@ -48,16 +48,16 @@ def fitted(trainer, epochs, **options):
     return trainer.get_parameters()
 
 
-@pytest.mark.parametrize("order", [*permutations(LAYERS)], ids=str)
 @pytest.mark.parametrize("groups", [{}, {"groups": {"first": {"lr": 0.001}}}], ids=str)
 @pytest.mark.parametrize("merge", MERGES, ids=repr)
-def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, order, groups, merge):
+def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, groups, merge):
     optimizer = {**ADAM, **groups}
     whole = fitted(trainer_of(optimizer), 3, merge=merge)
     checkpoint = Checkpoint(tmp_path)
     fitted(trainer_of(optimizer), 2, callbacks=[checkpoint], merge=merge)
-    resumed = fitted(trainer_of(optimizer, order), 3, resume=tmp_path, merge=merge)
-    assert all(np.array_equal(whole[name], resumed[name]) for name in whole)
+    for order in permutations(LAYERS):
+        resumed = fitted(trainer_of(optimizer, order), 3, resume=tmp_path, merge=merge)
+        assert all(np.array_equal(whole[name], resumed[name]) for name in whole), order
 
 
 @pytest.mark.parametrize(
