@@ -48,6 +48,7 @@ from compss_train.training.checkpoints import (
     read_latest_checkpoint,
 )
 from tests.buffers.kinds import Thread
+from tests.helpers.cases import each_value
 from tests.helpers.models import assert_same_bits
 from tests.helpers.waiting import LIMIT, pause, wait_until
 from tests.online.fits import FIFO, build_trainer, online, split_range
@@ -182,8 +183,7 @@ BUFFERS = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize(("workers", "kind"), each_value([1, 2], [*BUFFERS]))
 def test_each_sample_is_trained_once_over_the_lives_and_complete_simulations_do_not_run_again(
     local, tmp_path, kind, workers
 ):
@@ -820,6 +820,7 @@ def test_the_end_of_a_study_tells_how_many_simulations_were_given_up(local, tmp_
         life()
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)  # uploads to S3 are those of fits
 def test_a_study_goes_on_from_an_object_store(local, tmp_path, store):
     """Its saves are uploaded with the buffers; one whose upload was cut is not used."""
     system, path = locations.file_system(store)

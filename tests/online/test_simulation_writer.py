@@ -280,7 +280,8 @@ def test_solvers_that_differ_in_their_steps_are_a_warning(tmp_path):
     Simulations(simulate, inputs[:1]).write(tmp_path / "b", engine="serial")
     with pytest.warns(UserWarning, match=words):
         Simulations(simulate, inputs).write(tmp_path / "b", engine="serial")
-    Simulations(simulate, inputs, steps=lambda value: value["steps"]).write(tmp_path / "c")
+    given = Simulations(simulate, inputs, steps=lambda value: value["steps"])
+    given.write(tmp_path / "c", engine="serial")
 
 
 def test_complete_simulations_have_the_steps_of_a_later_call(tmp_path, raises):
