@@ -37,6 +37,8 @@ def packed_sources(main_file: str | None, modules: Sequence[str | ModuleType] = 
 
     In a notebook, which has no main file, they are in its folder; those of a run file are named in
     ``FOLDER_MODULES``. They are compressed; empty if there are none, or too many.
+
+    Raises ``ValueError`` for one of ``modules`` that does not exist.
     """
     sources: dict[str, Source] = {}
     size = 0
@@ -59,6 +61,11 @@ def main_file() -> str | None:
 def _path_of(module: str | ModuleType) -> Path:
     """Return the file of a module, or the folder of a package."""
     path = Path(module if isinstance(module, str) else module.__file__ or "")
+    if not path.exists():
+        raise ValueError(
+            f"modules: there is no {str(module)!r}; give modules that you have imported, or paths "
+            "of modules or packages"
+        )
     return path.parent if path.name == _PACKAGE_FILE else path
 
 

@@ -94,3 +94,10 @@ def test_a_package_is_whole_whatever_is_in_its_folder_by_now(tmp_path, monkeypat
         importlib.import_module("layers.newer")
     for name in ("layers", "layers.scaled"):
         del sys.modules[name]
+
+
+def test_a_module_that_is_not_there_is_an_error(tmp_path):
+    (tmp_path / "network.py").write_text("")
+    assert sources.packed_sources(None, [str(tmp_path / "network.py")])
+    with pytest.raises(ValueError, match=r"modules: there is no '.*netwrok.py'"):
+        sources.packed_sources(None, [str(tmp_path / "netwrok.py")])
