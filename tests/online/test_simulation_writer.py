@@ -332,7 +332,7 @@ def simulate(number):
 
 simulations = Simulations(simulate, range(6), count=2)
 if __name__ == "__main__":
-    simulations.write("data", engine="local")
+    simulations.write("data", engine=sys.argv[1])
 """
 
 
@@ -341,7 +341,7 @@ def test_a_program_that_is_killed_goes_on_and_each_sample_is_there_once(tmp_path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)])}
     command = [sys.executable, "study.py"]
     data = tmp_path / "data"
-    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+    with subprocess.Popen([*command, "local"], cwd=tmp_path, env=environment) as process:
         wait_until(lambda: (data / "simulation-000005.npz").exists())
         process.kill()
     assert not (data / "simulation-000003.npz").exists()
@@ -349,7 +349,7 @@ def test_a_program_that_is_killed_goes_on_and_each_sample_is_there_once(tmp_path
     (data / "simulations.jsonl").write_text(text[:-20])  # cut off
     (data / ".simulation-000003.abcd.npz").write_text("half")
     (tmp_path / "go on").touch()
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    subprocess.run([*command, "serial"], cwd=tmp_path, env=environment, check=True)
     files = sorted(map(str, data.glob("*.npz")))
     assert samples_in(files) == [
         (step, [number, step], [number * step]) for number in range(6) for step in range(3)
