@@ -5,7 +5,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -312,12 +312,11 @@ class Receiver(Closable):
         sender.ends = False
 
     def _put(self, stream: int, burst: list[_Sample]) -> int:
-        """Put samples, except those that an earlier connection has delivered.
+        """Put samples, except those that were delivered before.
 
         Return how many are done with.
         """
-        offset = self._offsets.get(stream, 0)
-        samples = [sample for sample in burst if sample.number >= offset]
+        samples = _first_of_each(burst, self._offsets.get(stream, 0))
         if self._discarding.is_set() or not samples:
             return len(burst)
         stacked_samples = self._stack(stream, samples)
@@ -343,7 +342,7 @@ class Receiver(Closable):
             finally:
                 if stored:
                     self._offsets[stream] = samples[stored - 1].number + 1
-        return len(burst) - len(samples) + stored
+        return len(burst) if stored == len(samples) else burst.index(samples[stored])
 
     def _stack(self, stream: int, samples: list[_Sample]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""
@@ -395,6 +394,16 @@ class Receiver(Closable):
         self.discard()  # unblocks a pending put
         self._closed.set()
         self._thread.join()
+
+
+def _first_of_each(burst: Sequence[_Sample], offset: int) -> list[_Sample]:
+    """Return the samples from ``offset`` on, each once although a sender may repeat it."""
+    samples: list[_Sample] = []
+    for sample in burst:
+        if sample.number >= offset:
+            samples.append(sample)
+            offset = sample.number + 1
+    return samples
 
 
 def _next_burst(waiting: Iterable[_Sample]) -> list[_Sample]:

@@ -122,6 +122,18 @@ def test_a_full_buffer_blocks_the_sender(length, samples, ahead):
         assert got == list(range(samples))
 
 
+def test_a_sample_that_its_sender_repeats_at_once_is_put_once(make_stub):
+    """A full buffer lets the repetitions wait beside the sample."""
+    stub = make_stub(make("FIFO", 3))
+    with stub.connect(0) as connection:
+        connection.send_all([0, 0, 1, 2, 3, 3, 4, 3, 4, 4, 5, 5])
+        ending = Thread(connection.end)
+        got = [int(stub.buffer.get()["x"][0]) for _ in range(6)]
+        assert "ended" in ending.result()
+    assert got == list(range(6))
+    assert stub.buffer.samples_put == 6
+
+
 def test_who_sends_without_credit_is_not_heard(make_stub):
     stub = make_stub(make("FIFO", 3))
     with stub.connect(0) as connection:
