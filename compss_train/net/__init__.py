@@ -14,19 +14,23 @@ import_optional(
 # ruff: noqa: E402
 from compss_train.net.connection import Address, Connection, ConnectionLostError
 from compss_train.net.messages import (
+    ArrayDescriptions,
     Header,
     Message,
     MessageError,
     ReceivedArray,
+    joined,
+    pack_arrays,
+    pack_header,
     parsing,
     shortened,
-    stacked,
 )
 from compss_train.net.server import Client, MessageServer, Received
 from compss_train.net.sockets import derived_token, new_token
 
 __all__ = [
     "Address",
+    "ArrayDescriptions",
     "Client",
     "Connection",
     "ConnectionLostError",
@@ -37,8 +41,10 @@ __all__ = [
     "Received",
     "ReceivedArray",
     "derived_token",
+    "joined",
     "new_token",
+    "pack_arrays",
+    "pack_header",
     "parsing",
     "shortened",
-    "stacked",
 ]

@@ -153,9 +153,9 @@ class ReceivedArray:
     """Size in bytes."""
 
     @property
-    def layout(self) -> tuple[str, tuple[int, ...]]:
-        """What arrays that are stacked have in common."""
-        return self.dtype_name, self.shape
+    def row_layout(self) -> tuple[str, tuple[int, ...]]:
+        """What arrays whose rows are joined have in common."""
+        return self.dtype_name, self.shape[1:]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -191,17 +191,38 @@ class ReceivedArray:
             start += piece.nbytes
         return torch.from_numpy(joined).view(dtype).reshape(self.shape)
 
+    def as_row(self) -> ReceivedArray:
+        """Return an array whose only row is this one; it shares the memory."""
+        return ReceivedArray(self.dtype_name, (1, *self.shape), self.pieces, self.size)
 
-def stacked(arrays: Sequence[ReceivedArray]) -> torch.Tensor:
-    """Return arrays of one layout as the rows of a new tensor."""
+    def rows_from(self, start: int) -> ReceivedArray:
+        """Return the array without its first rows; it shares the memory."""
+        rows, *shape = self.shape
+        pieces = deque(self.pieces)
+        skipped = self.size // rows * start
+        size = self.size - skipped
+        while skipped and skipped >= len(pieces[0]):
+            skipped -= len(pieces.popleft())
+        if skipped:
+            pieces[0] = pieces[0][skipped:]
+        return ReceivedArray(self.dtype_name, (rows - start, *shape), pieces, size)
+
+
+def joined(arrays: Sequence[ReceivedArray]) -> torch.Tensor:
+    """Return the rows of arrays, one after another; a single array usually without a copy.
+
+    The rows have one dtype and one shape.
+    """
     import torch
 
-    shape = (len(arrays), *arrays[0].shape)
-    dtype = arrays[0].dtype
+    first = arrays[0]
+    if len(arrays) == 1:
+        return first.tensor()
+    shape = (sum([array.shape[0] for array in arrays]), *first.shape[1:])
     data = bytearray().join([piece for array in arrays for piece in array.pieces])
     if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+        return torch.empty(shape, dtype=first.dtype)
+    return torch.frombuffer(data, dtype=first.dtype).reshape(shape)
 
 
 Message: TypeAlias = tuple[Header, list[ReceivedArray]]

@@ -1,9 +1,9 @@
 """The worker's side of streams: receives samples and puts them into the buffer."""
 
 import hmac
-import itertools
 import logging
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ from compss_train.net import (
     MessageError,
     MessageServer,
     ReceivedArray,
+    joined,
     shortened,
-    stacked,
 )
 from compss_train.online.routing import Routing, StreamKeys
-from compss_train.online.source_messages import number_in
+from compss_train.online.source_messages import number_in, numbers_in
 
 _LOG = logging.getLogger(__name__)
 NUMBERS = "simulation and step"
@@ -39,9 +39,9 @@ _TICK = 0.05
 _MESSAGES = 256
 """Maximum number of messages received before samples are put."""
 _BURST_SAMPLES = 64
-"""Maximum number of samples that are put at once."""
+"""Number of samples up to which those of several messages are put at once."""
 _BURST_BYTES = 2**20
-"""Approximate maximum size of these."""
+"""Size of these up to which they are."""
 _MAX_AHEAD = 256
 """Maximum number of samples of a sender that may be on their way or wait here; at least two are."""
 _BYTES_AHEAD = 2**22
@@ -49,18 +49,27 @@ _BYTES_AHEAD = 2**22
 
 
 @dataclass(slots=True, eq=False)
-class _Sample:
-    """A sample that has arrived."""
+class _Samples:
+    """Samples that have arrived in one message."""
 
-    number: int
-    """Its number in the stream."""
-    step: int
+    numbers: range
+    """Their numbers in the stream."""
+    steps: Sequence[int]
     arrays: list[ReceivedArray]
+    """x, and y if there is one, with a first dimension of these samples."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     @property
     def size(self) -> int:
         """Size in bytes."""
         return sum([array.size for array in self.arrays])
+
+    def after(self, count: int) -> "_Samples":
+        """Return these without the first ``count`` samples."""
+        arrays = [array.rows_from(count) for array in self.arrays]
+        return _Samples(self.numbers[count:], self.steps[count:], arrays)
 
 
 @dataclass(eq=False)
@@ -70,8 +79,10 @@ class _Sender:
     stream: int
     next: int
     """The stream's samples below it were here before, or have come over this connection."""
-    samples: deque[_Sample] = field(default_factory=deque)
-    """Those that wait to be put into the buffer."""
+    messages: deque[_Samples] = field(default_factory=deque)
+    """Those that wait to be put into the buffer, in the order of their numbers."""
+    samples: int = 0
+    """How many samples these have."""
     ends: bool = False
     """Whether the end of the stream has arrived, and waits for its answer."""
     credit: int = 0
@@ -85,8 +96,17 @@ class _Sender:
 
     @property
     def waiting(self) -> int:
-        """How many of its messages wait: samples, and the end."""
-        return len(self.samples) + self.ends
+        """How much of it waits: samples, and the end."""
+        return self.samples + self.ends
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count`` samples that wait: they are in the buffer."""
+        self.samples -= count
+        while count:
+            first = self.messages.popleft()
+            if count < len(first):
+                self.messages.appendleft(first.after(count))
+            count -= min(count, len(first))
 
 
 class Receiver(Closable):
@@ -178,7 +198,7 @@ class Receiver(Closable):
             if sender is None:
                 self._greet(client, header)
             else:
-                self._receive(sender, header, arrays)
+                self._receive(client, sender, header, arrays=arrays)
         except Exception as error:
             self._reject(client, error)
 
@@ -193,7 +213,9 @@ class Receiver(Closable):
         self._senders[client] = sender
         client.send({"next": sender.next, "credit": self._grant(sender)})
 
-    def _receive(self, sender: _Sender, header: Header, arrays: list[ReceivedArray]) -> None:
+    def _receive(
+        self, client: Client, sender: _Sender, header: Header, *, arrays: list[ReceivedArray]
+    ) -> None:
         if sender.refused:
             return
         if sender.ends:
@@ -204,19 +226,42 @@ class Receiver(Closable):
         if "lost" in header:
             self._give_up(sender, number_in(header, "lost"))
             return
-        if sender.ended or not sender.credit:
+        count = number_in(header, "count") if "count" in header else 1
+        if sender.ended or sender.credit < count:
             raise MessageError("a sample after the end of the stream, or without credit")
+        samples = self._samples(sender, header, arrays, count=count)
+        self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD * count // max(1, samples.size)))
+        sender.credit -= count
+        known = bisect_left(samples.numbers, sender.next)
+        if known == count:
+            client.send({"credit": self._grant(sender)})
+            return
+        sender.next = samples.numbers[-1] + 1
+        sender.messages.append(samples.after(known) if known else samples)
+        sender.samples += count - known
+
+    def _samples(
+        self, sender: _Sender, header: Header, arrays: list[ReceivedArray], *, count: int
+    ) -> _Samples:
+        """Return the samples of a message; raise ``MessageError`` if it is malformed."""
         if len(arrays) not in (1, 2):
             raise MessageError(f"a sample of {len(arrays)} arrays; send x, or x and y")
         number = number_in(header, "sample")
         self._check_follows(sender, number)
-        has_step = self._routing.whole or "step" in header
-        step = number_in(header, "step") if has_step else number
-        sample = _Sample(number, step, arrays)
-        sender.credit -= 1
-        sender.next = max(sender.next, number + 1)
-        sender.samples.append(sample)
-        self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, sample.size)))
+        numbers = self._routing.numbers(number, count)
+        if "count" not in header:
+            has_step = self._routing.whole or "step" in header
+            step = number_in(header, "step") if has_step else number
+            return _Samples(numbers, [step], [array.as_row() for array in arrays])
+        has_steps = self._routing.whole or "steps" in header
+        steps = numbers_in(header, "steps") if has_steps else numbers
+        lengths = [len(steps), *(array.shape[0] if array.shape else None for array in arrays)]
+        if not count or any(length != count for length in lengths):
+            raise MessageError(
+                f'"count": {count}, but {len(steps)} steps, and arrays of shapes '
+                f"{[array.shape for array in arrays]}: their first dimension is that of the samples"
+            )
+        return _Samples(numbers, steps, arrays)
 
     def _check_follows(self, sender: _Sender, number: int) -> None:
         """Raise ``MessageError`` for a sample of another worker, and for one after a gap."""
@@ -237,7 +282,7 @@ class Receiver(Closable):
 
     def _give_up(self, sender: _Sender, end: int) -> None:
         """Expect no samples of a stream below ``end`` any more, as they are lost."""
-        if sender.samples:
+        if sender.messages:
             raise MessageError('"lost" after a sample; send it before the first one')
         sender.next = max(sender.next, end)
         with self._turn:
@@ -263,7 +308,7 @@ class Receiver(Closable):
     # Puts
 
     def _has_turn(self, sender: _Sender) -> bool:
-        return bool(sender.samples) or (sender.ends and not self.holds_ends)
+        return bool(sender.messages) or (sender.ends and not self.holds_ends)
 
     def _put_waiting(self) -> None:
         """Put a burst of each sender while there is room; who had its turn moves to the end."""
@@ -281,18 +326,17 @@ class Receiver(Closable):
 
         Return False if there was no room for any.
         """
-        if not sender.samples:
+        if not sender.messages:
             sender.ends = False
             sender.ended = True
             client.send({"ended": True})
             return True
         try:
-            samples = self._put(sender.stream, _next_burst(sender.samples))
+            samples = self._put(sender.stream, _next_burst(sender.messages))
         except Exception as error:
             self._put_failed(client, sender, error)
             return False
-        for _ in range(samples):
-            sender.samples.popleft()
+        sender.drop(samples)
         credit = self._grant(sender)
         if credit:
             client.send({"credit": credit})
@@ -305,22 +349,24 @@ class Receiver(Closable):
             self.failed = error  # the next sample would fail in the same way
             self._reject(client, error)
             return
-        client.send({"error": shortened(str(error)), "sample": sender.samples[0].number})
+        client.send({"error": shortened(str(error)), "sample": sender.messages[0].numbers[0]})
         sender.ended = True
         sender.refused = True
-        sender.samples.clear()
+        sender.messages.clear()
+        sender.samples = 0
         sender.ends = False
 
-    def _put(self, stream: int, burst: list[_Sample]) -> int:
-        """Put samples, except those that were delivered before.
+    def _put(self, stream: int, burst: list[_Samples]) -> int:
+        """Put samples, except those that another connection has delivered.
 
         Return how many are done with.
         """
-        samples = _first_of_each(burst, self._offsets.get(stream, 0))
-        if self._discarding.is_set() or not samples:
-            return len(burst)
-        stacked_samples = self._stack(stream, samples)
-        stored = len(samples)
+        numbers = [number for samples in burst for number in samples.numbers]
+        known = bisect_left(numbers, self._offsets.get(stream, 0))
+        if self._discarding.is_set() or known == len(numbers):
+            return len(numbers)
+        stacked_samples = self._stack(stream, burst, known)
+        stored = len(numbers) - known
         with self._turn:  # a snapshot that waits comes first
             pass
         with self._putting:
@@ -330,7 +376,7 @@ class Receiver(Closable):
                 stored = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):
                     raise MessageError(
-                        f"sample {samples[0].number} has {_described(error.leaves)}, where "
+                        f"sample {numbers[known]} has {_described(error.leaves)}, where "
                         f"samples before it have {_described(error.expected)}; all samples of a "
                         "study need one shape and dtype"
                     ) from None
@@ -341,14 +387,16 @@ class Receiver(Closable):
                     raise
             finally:
                 if stored:
-                    self._offsets[stream] = samples[stored - 1].number + 1
-        return len(burst) if stored == len(samples) else burst.index(samples[stored])
+                    self._offsets[stream] = numbers[known + stored - 1] + 1
+        return known + stored
 
-    def _stack(self, stream: int, samples: list[_Sample]) -> Any:
-        """Return samples in the form that the buffer's ``put_many`` takes."""
-        by_array = zip(*(sample.arrays for sample in samples), strict=True)
-        columns = dict(zip("xy", map(stacked, by_array), strict=False))
-        steps = np.array([sample.step for sample in samples], np.int64)
+    def _stack(self, stream: int, burst: list[_Samples], known: int) -> Any:
+        """Return samples after the first ``known`` ones in the form that ``put_many`` takes."""
+        by_array = zip(*(samples.arrays for samples in burst), strict=True)
+        columns = {
+            name: joined(arrays)[known:] for name, arrays in zip("xy", by_array, strict=False)
+        }
+        steps = np.array([step for samples in burst for step in samples.steps], np.int64)[known:]
         if self.not_finite is None:
             self._look_for_not_finite(stream, steps, columns)
         simulations = np.full_like(steps, stream)
@@ -396,28 +444,20 @@ class Receiver(Closable):
         self._thread.join()
 
 
-def _first_of_each(burst: Sequence[_Sample], offset: int) -> list[_Sample]:
-    """Return the samples from ``offset`` on, each once although a sender may repeat it."""
-    samples: list[_Sample] = []
-    for sample in burst:
-        if sample.number >= offset:
-            samples.append(sample)
-            offset = sample.number + 1
-    return samples
-
-
-def _next_burst(waiting: Iterable[_Sample]) -> list[_Sample]:
-    """Return the first samples that have the same layout; the buffer will reject others."""
-    burst: list[_Sample] = []
-    room = _BURST_BYTES
-    for sample in itertools.islice(waiting, _BURST_SAMPLES):
-        layout = [array.layout for array in sample.arrays]
+def _next_burst(waiting: Iterable[_Samples]) -> list[_Samples]:
+    """Return the first messages whose samples have the same layout; the buffer refuses others."""
+    burst: list[_Samples] = []
+    number = 0
+    size = 0
+    for samples in waiting:
+        layout = [array.row_layout for array in samples.arrays]
+        number += len(samples)
+        size += samples.size
         if not burst:
             first_layout = layout
-        room -= sample.size
-        if layout != first_layout or (burst and room < 0):
+        elif layout != first_layout or number > _BURST_SAMPLES or size > _BURST_BYTES:
             break
-        burst.append(sample)
+        burst.append(samples)
     return burst
 
 

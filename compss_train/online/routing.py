@@ -28,12 +28,21 @@ class Routing:
             return None
         return offset + ahead
 
+    @property
+    def stride(self) -> int:
+        """How far the numbers of successive samples of one worker are apart."""
+        return 1 if self.whole else self.workers
+
+    def numbers(self, sample: int, count: int) -> range:
+        """Return the numbers of ``count`` successive samples of one worker, from a sample on."""
+        return range(sample, sample + count * self.stride, self.stride)
+
     def count(self, worker: int, stream: int, samples: range) -> int:
         """Return how many of some successive samples a worker gets."""
         first_sample = self.next_sample(worker, stream, samples.start)
         if first_sample is None:
             return 0
-        return len(range(first_sample, samples.stop, 1 if self.whole else self.workers))
+        return len(range(first_sample, samples.stop, self.stride))
 
 
 @dataclass(frozen=True)

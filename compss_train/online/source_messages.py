@@ -4,7 +4,7 @@ The fields of a message are those of its header on the wire.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from compss_train.net import Header, MessageError, parsing, shortened
 
@@ -137,7 +137,17 @@ def number_in(header: Header, name: str) -> int:
     if type(number) is int and 0 <= number <= _MAX_NUMBER:
         return number
     with parsing():
-        number = int(header[name])
-        if not 0 <= number <= _MAX_NUMBER:
-            raise ValueError(f"{name}={number}: give an integer from 0 to 2**62")
+        return _number(name, header[name])
+
+
+def numbers_in(header: Header, name: str) -> list[int]:
+    """Return a list of such numbers from a header; raise ``MessageError`` for anything else."""
+    with parsing():
+        return [_number(name, value) for value in header[name]]
+
+
+def _number(name: str, value: Any) -> int:
+    number = int(value)
+    if not 0 <= number <= _MAX_NUMBER:
+        raise ValueError(f"{name}={number}: give an integer from 0 to 2**62")
     return number

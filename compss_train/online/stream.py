@@ -1,10 +1,12 @@
 """A stream: the client that sends the samples of a simulation, or of a program, to the workers.
 
-Samples go to the workers in turn (``Routing``). Those of arrays need no torch.
+Samples go to the workers in turn (``Routing``). Those of arrays need no torch. Small ones that
+follow each other within milliseconds travel together (``GatheredSamples``).
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +19,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import zmq
 
-from compss_train._utils import Closable
+from compss_train._utils import Closable, validation
 from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
+from compss_train.online.deferred_call import DeferredCall
+from compss_train.online.gathered_samples import GatheredSamples, PackedSample
 from compss_train.online.routing import Routing
 from compss_train.online.source_messages import (
     Finished,
@@ -52,6 +56,8 @@ _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
 _TICK = 0.1
 """Seconds between checks for messages of the coordinator."""
+_GATHERING_SECONDS = 0.005
+"""How long a sample may wait for others with which it is sent, and how soon they must follow."""
 
 
 def as_sample(parts: Sequence[Any]) -> Sample:
@@ -97,6 +103,8 @@ class Stream(Closable):
     lacks samples of this stream, ``on_loss`` is called with a description. For one thread; others
     may call ``update`` and ``notify``.
 
+    A thread sends what was gathered if no other sample follows soon.
+
     Raises ``PermissionError`` with the reason if the coordinator rejects the stream,
     ``TrainingEndedError`` after the end of training, ``FitLostError`` if that came without a word,
     ``ValueError`` for a sample that a worker has rejected, and ``ConnectionLostError`` for a worker
@@ -108,7 +116,7 @@ class Stream(Closable):
         self._on_loss = on_loss
         self._context = zmq.Context()
         self.sent = 0
-        """Samples sent so far, including those that an earlier attempt delivered."""
+        """Samples sent or gathered so far, including those that an earlier attempt delivered."""
         self.ended = threading.Event()
         """Set when training has ended."""
         self._is_lost = False
@@ -125,6 +133,15 @@ class Stream(Closable):
         """By worker, the connection to it."""
         self._offsets: dict[int, int] = {}
         """By worker, its offset as of its last connection."""
+        self._gathered: list[GatheredSamples] = []
+        """By worker, the samples that are to be sent to it together."""
+        self._last = -math.inf
+        """When the last sample was sent or gathered."""
+        self._sending = threading.RLock()
+        """Held while samples are gathered or sent, and connections to workers are used."""
+        self._gathered_sending = DeferredCall(
+            self.send_gathered, _GATHERING_SECONDS, name="gathered samples"
+        )
         try:
             self._control = address.connect(greeting, self._context)
             reply, _ = self._control.receive() or ({}, [])
@@ -148,6 +165,8 @@ class Stream(Closable):
         """What it says to a worker first."""
         self.urls: list[str | None] = reply.get("workers", [])
         """Where the workers listen; ``None`` for those that have died."""
+        self._routing = Routing(len(self.urls), whole=self.paired)
+        self._gathered = [GatheredSamples(self._routing.stride) for _ in self.urls]
 
     # Connections
 
@@ -233,10 +252,11 @@ class Stream(Closable):
                 return
             except OSError as error:
                 self._disconnect(worker)
+                self.send_gathered()  # to the others
                 self.update(_PAUSE)  # if training has ended, the coordinator also disconnects
                 self._check()
                 self._open(worker)
-                lost_samples = self._lacks(worker, self.sent)
+                lost_samples = self._lacks(worker, self._sent_to(worker))
                 if lost_samples:
                     self._on_loss(
                         f"worker {worker} disconnected: {error}; {lost_samples} samples of this "
@@ -267,7 +287,10 @@ class Stream(Closable):
         self.sent += number
 
     def go_on(self, sent: int) -> int:
-        """Continue after the first ``sent`` samples; return how many of them no worker has."""
+        """Continue after the first ``sent`` samples; return how many of them no worker has.
+
+        For a new stream, which has gathered nothing.
+        """
         self.sent = sent
         lost_samples = 0
         for worker in self._routes:
@@ -277,31 +300,96 @@ class Stream(Closable):
         return lost_samples
 
     def send(self, sample: Sample, step: int | None) -> None:
-        """Send the next sample to its worker; blocks while that worker's buffer is full."""
-        if time.monotonic() - self._updated > _TICK:
-            self.update()
-        self._check()
-        worker = self._worker_of(self.sent)
-        if self.sent >= self._offsets[worker]:
-            header = {"sample": self.sent}
-            if step is not None:
-                header["step"] = step
-            self._with_worker(worker, partial(self._put, header, sample))
-        self.sent += 1
+        """Send the next sample to its worker; blocks while that worker's buffer is full.
 
-    def _put(self, header: Header, sample: Sample, worker: int) -> None:
+        Its arrays may change afterwards. A sample for which an error is raised does not count.
+        """
+        with self._sending:
+            if time.monotonic() - self._updated > _TICK:
+                self.update()
+            self._check()
+            worker = self._worker_of(self.sent)
+            if self.sent >= self._offsets[worker]:
+                if step is not None:
+                    step = validation.check_count("step", step, least=0)
+                packed = PackedSample.of(self.sent, step, sample)
+                if packed.is_small:
+                    self._with_worker(worker, partial(self._make_room, packed))
+                    self._gather(worker, packed)
+                    return
+                self._with_worker(worker, partial(self._put, packed))
+            self.sent += 1
+
+    def _put(self, packed: PackedSample, worker: int) -> None:
+        """Send a sample by itself, after those that were gathered."""
+        self._hand_over(worker)
+        self._await_credit(worker)
+        self._route(worker).connection.send_frames(packed.message())
+        self._route(worker).credit -= 1
+
+    def _make_room(self, packed: PackedSample, worker: int) -> None:
+        """Send what was gathered for a worker, if a sample cannot be added to it."""
+        gathered = self._gathered[worker]
+        has_credit = len(gathered) < self._route(worker).credit
+        if not has_credit or not gathered.suits(packed):
+            self._hand_over(worker)
+            self._await_credit(worker)
+
+    def _gather(self, worker: int, packed: PackedSample) -> None:
+        """Add a sample to those gathered for a worker; send them unless others may follow."""
+        now = time.monotonic()
+        follows_soon = now - self._last < _GATHERING_SECONDS
+        self._last = now
+        gathered = self._gathered[worker]
+        gathered.add(packed)
+        self.sent += 1
+        if not follows_soon or gathered.is_full:
+            with suppress(OSError):  # the next action notices
+                self._send_what_it_accepts(worker)
+        else:
+            self._gathered_sending.ask()
+
+    def _hand_over(self, worker: int) -> None:
+        """Send all samples that were gathered for a worker; waits while its buffer is full."""
+        while self._gathered[worker]:
+            self._await_credit(worker)
+            self._send_what_it_accepts(worker)
+
+    def _send_what_it_accepts(self, worker: int) -> None:
+        """Send as many of the samples gathered for a worker as it accepts now."""
+        gathered = self._gathered[worker]
+        route = self._route(worker)
+        count = min(len(gathered), route.credit)
+        if count:
+            route.connection.send_frames(gathered.message(count))
+            route.credit -= count
+            gathered.drop(count)
+
+    def send_gathered(self) -> None:
+        """Send the samples that were gathered, as far as workers accept them now."""
+        with self._sending:
+            self._gathered_sending.withdraw()
+            for worker in list(self._routes):
+                with suppress(OSError):  # the next action notices
+                    self._send_what_it_accepts(worker)
+
+    def _await_credit(self, worker: int) -> None:
+        """Wait until a worker accepts a sample."""
+        if not self._route(worker).credit:
+            self.send_gathered()  # to the others
         while not self._route(worker).credit:
             self._receive(worker)
-        self._route(worker).connection.send(header, sample)
-        self._route(worker).credit -= 1
 
     def flush(self) -> None:
         """Wait until the workers have received all samples sent."""
-        self._check()
-        for worker in range(len(self.urls)):
-            self._with_worker(worker, self._flush)
+        with self._sending:
+            self._check()
+            self.send_gathered()
+            for worker in range(len(self.urls)):
+                self._with_worker(worker, self._flush)
 
     def _flush(self, worker: int) -> None:
+        self._hand_over(worker)
         self._route(worker).connection.send({"end": True})
         while "ended" not in self._receive(worker):
             pass
@@ -316,10 +404,6 @@ class Stream(Closable):
         with self._lock:
             self._control.send(header_of(message))
 
-    @property
-    def _routing(self) -> Routing:
-        return Routing(len(self.urls), whole=self.paired)
-
     def _worker_of(self, sample: int) -> int:
         return self._routing.worker_of(self.number, sample)
 
@@ -328,12 +412,18 @@ class Stream(Closable):
         missing = range(self._offsets[worker], sent)
         return self._routing.count(worker, self.number, missing)
 
+    def _sent_to(self, worker: int) -> int:
+        """Return the number below which a worker was sent all samples that are for it."""
+        gathered = self._gathered[worker]
+        return gathered.first if gathered else self.sent
+
     def _give_up(self, worker: int) -> None:
         """Tell a worker, if it lacks samples that were sent, not to expect them any more."""
-        if self._lacks(worker, self.sent):
+        end = self._sent_to(worker)
+        if self._lacks(worker, end):
             with suppress(OSError):  # the next action notices
-                self._routes[worker].connection.send({"lost": self.sent})
-            self._offsets[worker] = self.sent
+                self._routes[worker].connection.send({"lost": end})
+            self._offsets[worker] = end
 
     def _notify_lost(self, samples: int) -> None:
         if samples:
@@ -372,6 +462,7 @@ class Stream(Closable):
 
     def close(self) -> None:
         """Close all connections once everything sent has been transmitted."""
+        self._gathered_sending.close()
         with self._lock, suppress(AttributeError):
             self._control.close()
         for worker in list(self._routes):

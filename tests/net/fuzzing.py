@@ -65,6 +65,7 @@ NAMES = [
         "stream",
         "sample",
         "step",
+        "steps",
         "end",
         "finished",
         "failed",

@@ -151,6 +151,7 @@ def test_a_worker_that_receives(address, paired, seed, messages):
         greetings = [{"stream": number, "stream_key": KEYS.of(number)} for number in range(3)]
         then = [
             ({"sample": 0, **({"step": 0} if paired else {})}, [np.ones(1, np.float32)]),
+            ({"sample": 0, "count": 2, "steps": [0, 1]}, [np.ones((2, 1), np.float32)]),
             ({"end": True}, []),
         ]
         attack(

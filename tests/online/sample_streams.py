@@ -1,5 +1,6 @@
 """Streams of numbered samples: of senders, of simulations, and message by message to a worker."""
 
+import numpy as np
 import torch
 
 from compss_train._utils import Closable
@@ -83,6 +84,15 @@ class SampleConnection(Closable):
     def send_all(self, samples, *, paired=False):
         for number in samples:
             self.send(number, **({"step": number} if paired else {}))
+
+    def send_together(self, samples, **fields):
+        """Send successive samples of this worker in one message."""
+        while self.credit < len(samples):
+            assert "error" not in self.read("credit")
+        self.credit -= len(samples)
+        values = [[100.0 * self.stream + number] for number in samples]
+        header = {"sample": samples[0], "count": len(samples), **fields}
+        self.connection.send(header, [np.array(values, np.float32)])
 
     def end(self):
         self.connection.send({"end": True})

@@ -1,10 +1,15 @@
 """Receivers put every sample once, with interrupted connections and full buffers."""
 
+from contextlib import suppress
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train.buffers import BufferDrainedError
+from compss_train.online.receiver import NUMBERS
 from compss_train.online.routing import Routing
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import wait_until
@@ -46,6 +51,81 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
                 assert stub.drain() == list(range(300, 308))
         finally:
             stub.close()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=12),
+    st.integers(1, 3),
+    st.integers(3, 9),
+    st.booleans(),
+)
+def test_messages_of_several_samples_are_put_once_and_in_order(messages, workers, capacity, own):
+    """Stream 3 sends messages to the last of several workers, and some samples again."""
+    routing = Routing(workers, whole=False)
+    worker = workers - 1
+    first = routing.next_sample(worker, 3, 0)
+    with no_threads_left():
+        stub = StubWorker(make("FIFO", capacity), number=worker, workers=workers)
+        got = []
+        taking = Thread(lambda: got.extend(taken(stub.buffer)))
+        steps = []
+        end = 0
+        try:
+            with stub.connect(3) as connection:
+                connection.send(first)  # what tells the size of samples
+                steps.append(first)
+                end = 1
+                for start, count in messages:
+                    samples = routing.numbers(first + min(start, end) * workers, count)
+                    fields = {"steps": [7 + sample for sample in samples]} if own else {}
+                    connection.send_together(samples, **fields)
+                    later = samples[max(0, end - min(start, end)) :]
+                    steps += [7 + sample if own else sample for sample in later]
+                    end += len(later)
+                assert "ended" in connection.end()
+            stub.buffer.signal_reception_over()
+            taking.result()
+        finally:
+            stub.close()
+        assert [value for value, _ in got] == [300 + first + n * workers for n in range(end)]
+        assert [numbers for _, numbers in got] == [[3, step] for step in steps]
+
+
+def taken(buffer):
+    """Yield each sample, and its simulation and step, until the end of reception."""
+    with suppress(BufferDrainedError):
+        while True:
+            sample = buffer.get()
+            yield int(sample["x"][0]), sample[NUMBERS].tolist()
+
+
+@pytest.mark.parametrize(
+    ("header", "shapes", "reason"),
+    [
+        ({"count": 0}, [(0,)], '"count": 0'),
+        ({"count": 2}, [(3, 1)], '"count": 2'),
+        ({"count": 2}, [(2, 1), ()], '"count": 2'),
+        ({"count": 2, "steps": [1]}, [(2, 1)], "but 1 steps"),
+        ({"count": 2, "steps": [1, -1]}, [(2, 1)], "steps=-1"),
+        ({"count": 2, "steps": 5}, [(2, 1)], "malformed"),
+        ({"count": "many"}, [(2, 1)], "malformed"),
+        ({"count": 300}, [(300, 1)], "without credit"),
+        ({"count": 2}, [(2, 1)] * 3, "a sample of 3 arrays"),
+    ],
+)
+def test_a_message_of_several_samples_that_is_malformed_is_refused(
+    make_stub, header, shapes, reason
+):
+    stub = make_stub(make("FIFO", 9))
+    with stub.connect(0) as connection:
+        connection.send(0)
+        connection.read("credit")
+        arrays = [np.zeros(shape, np.float32) for shape in shapes]
+        connection.connection.send({"sample": 1, **header}, arrays)
+        assert reason in connection.read("error")["error"]
+    send_stream(stub, 0, 2)
+    assert stub.drain() == [0, 1]
+    assert stub.receiver.failed is None
 
 
 # Offsets advance by what comes

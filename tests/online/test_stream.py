@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train.online.receiver import NUMBERS
 from tests.buffers.kinds import STEPS
+from tests.helpers.waiting import wait_until
 from tests.online.sample_streams import (
     connect_sender,
     expected_samples,
@@ -58,6 +60,73 @@ def test_paired_streams_go_to_one_worker_with_their_steps(workers):
             assert set((earlier.simulation % workers).tolist()) == {worker}
             for part in (earlier, later):
                 assert part.step.tolist() == part.data[0].flatten().tolist()
+
+
+# Samples that travel together
+
+
+@pytest.fixture
+def gather_all(monkeypatch):
+    """Let all samples but the first of a stream be gathered, until something has them sent."""
+    monkeypatch.setattr("compss_train.online.stream._GATHERING_SECONDS", 1000.0)
+
+
+def test_samples_that_follow_soon_are_sent_without_another_one():
+    with stub_fit() as running, connect_sender(running) as sender:
+        send_all(sender, range(50))
+        wait_until(lambda: running.workers[0].buffer.samples_put == 50)
+
+
+@pytest.mark.usefixtures("gather_all")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_gathered_samples_are_sent_at_the_end_of_a_program_that_fails(workers):
+    with stub_fit(workers, senders=2) as running:
+        sender = connect_sender(running)
+        send_all(sender, range(20))
+        assert sum(stub.buffer.samples_put for stub in running.workers) <= 2 * workers
+        with pytest.raises(ZeroDivisionError), sender:
+            raise ZeroDivisionError
+        wait_until(lambda: sum(stub.buffer.samples_put for stub in running.workers) == 20)
+        expected = expected_samples(0, 20, workers)
+        assert [stub.drain() for stub in running.workers] == expected
+
+
+@pytest.mark.usefixtures("gather_all")
+@given(st.sampled_from([1, 5_000, 20_000]), st.lists(st.booleans(), max_size=80), st.integers(1, 3))
+def test_samples_arrive_as_they_were_when_they_were_sent(length, with_step, workers):
+    """Their memory is used again at once; some have time steps, and large ones travel alone."""
+    memory = np.zeros(length, np.float32)
+    expected = [[] for _ in range(workers)]
+    with stub_fit(workers) as running:
+        with connect_sender(running) as sender:
+            for number, has_step in enumerate(with_step):
+                memory[:] = number
+                sender.send(memory, np.int64(-number), step=9 + number if has_step else None)
+                memory[:] = -1
+                step = 9 + number if has_step else number
+                expected[number % workers].append([number, -number, 0, step])
+        for stub, samples in zip(running.workers, expected, strict=True):
+            assert stub.buffer.samples_put == len(samples)
+            stub.buffer.signal_reception_over()
+            got = [stub.buffer.get() for _ in samples]
+            assert all(sample["x"].eq(sample["x"][0]).all() for sample in got)
+            assert samples == [
+                [int(sample["x"][0]), int(sample["y"]), *sample[NUMBERS].tolist()] for sample in got
+            ]
+
+
+@pytest.mark.usefixtures("gather_all", "short_pauses")
+def test_samples_that_were_gathered_are_not_lost_with_a_worker():
+    with stub_fit() as running, connect_sender(running) as sender:
+        send_all(sender, range(20))
+        wait_until(lambda: running.workers[0].buffer.samples_put == 1)
+        running.kill(0)
+        running.replace(0)
+        with pytest.warns(UserWarning, match="1 samples of this stream are lost"):
+            sender.close()
+        assert running.coordinator.wait_for("lost") == [1]
+        assert running.coordinator.wait_for("finished") == [20]
+        assert running.workers[0].drain() == list(range(1, 20))
 
 
 def test_y_is_optional():
