@@ -84,7 +84,7 @@ class KilledStudy:
         """Start a sender with a name again if it was killed, or the fit asks for it."""
         if self.sender is None or self.sender.poll() is None or self.study.sender != "named":
             return
-        asks = sum("start it again, and it sends" in text for text in self.said())
+        asks = sum("start it again" in text for text in self.said())
         if self.sender.returncode or asks > self.kills["asks"]:
             self.kills["asks"] = asks
             self.sender = self.start("sender")
