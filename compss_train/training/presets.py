@@ -73,10 +73,10 @@ ROUND = 15
 """Minimum number of a worker's batches between two outer steps."""
 ROUND_WITH_BATCH_NORM = 3
 """The same with BatchNorm, where outer steps reset the workers' momentum."""
-ENOUGH_MERGES = 16
-"""Minimum number of outer steps that make up for a large global batch."""
 MEMORIES = 1.5
 """Minimum length of the same round in memories of the workers' momentum, 1 / (1 - momentum)."""
+ENOUGH_MERGES = 16
+"""Minimum number of outer steps that make up for a large global batch."""
 
 
 def published_merge(preset: Preset, num_epochs: int) -> Merge:

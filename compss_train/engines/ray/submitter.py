@@ -38,7 +38,7 @@ KEEP_RATE = 12.5e6
 """Bytes a second in which other nodes are taken to read kept values: a link of 100 Mbit/s."""
 
 FIRST_KEEP_SECONDS = 60.0
-"""Seconds until values are kept although their size is not known yet."""
+"""Seconds until values are kept although the size of the last ones is not known yet."""
 
 KEEP_CALLS_A_NODE = 4
 """Calls of ``keep`` for each node but the coordinator's, of which one keeps the values.
@@ -117,8 +117,8 @@ class Submitter(GraphThread):
         """When values were kept last, or the engine started."""
         self._keep_seconds = 0.0
         """How long that took."""
-        self._kept_bytes: int | None = None
-        """The size of the values that were kept last; ``None`` if none were."""
+        self._kept_bytes = 0
+        """The size of the values that were kept last, as far as they are available."""
         self._calls_to_keep = 0
         """How often values were to be kept since they were."""
         self._look_for_nodes()
@@ -200,7 +200,7 @@ class Submitter(GraphThread):
         readers = len(self.nodes) - 1
         if self._calls_to_keep > KEEP_CALLS_A_NODE * readers:
             return True
-        if self._kept_bytes is None:
+        if not self._kept_bytes:
             return elapsed >= FIRST_KEEP_SECONDS
         return elapsed >= readers * self._kept_bytes / KEEP_RATE / KEEP_SHARE
 
@@ -209,7 +209,7 @@ class Submitter(GraphThread):
         if isinstance(stored, RayValue) and stored.is_remakable:
             start = time.monotonic()
             with suppress(WorkerLostError):  # who needs the value is told, or Ray makes it again
-                self._kept_bytes = stored.keep() + (self._kept_bytes or 0)
+                self._kept_bytes += stored.keep()
             self._keep_seconds += time.monotonic() - start
 
     def finish_running(self) -> None:
