@@ -139,20 +139,5 @@ def check_size(task: Resources, nodes: Sequence[Node]) -> None:
         )
 
 
-def shared_cores(count: int, cpus: int, nodes: Sequence[Node], sharers: str = "") -> str | None:
-    """Return what to say about so many simulations of so many cores each.
-
-    ``None`` if there is room, or if the nodes are unknown.
-    """
-    cores_of_nodes = sum(node.cpus for node in nodes)
-    if not nodes or count * cpus <= cores_of_nodes:
-        return None
-    return (
-        f"{count} simulations of {cpus} cores each share {cores_of_nodes} cores{sharers}: give a "
-        "smaller count= or cpus=; if ranks of MPI wait for one another, let them yield (Open MPI: "
-        "mpirun --mca mpi_yield_when_idle 1)"
-    )
-
-
 def _amount(cpus: int, gpus: float) -> str:
     return f"{cpus} computing units" + (f" and {gpus:g} GPUs" if gpus else "")

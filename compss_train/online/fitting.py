@@ -11,7 +11,7 @@ import numpy as np
 
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
-from compss_train.engines.nodes import ONE_CPU, shared_cores
+from compss_train.engines.nodes import ONE_CPU
 from compss_train.engines.watch import say
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -33,6 +33,7 @@ from compss_train.online.recorder import Recorder
 from compss_train.online.reports import Reports
 from compss_train.online.routing import StreamKeys
 from compss_train.online.simulation_runs import SimulationRuns
+from compss_train.online.solver import shared_cores
 from compss_train.online.sources import Sources
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.study_monitor import StudyMonitor

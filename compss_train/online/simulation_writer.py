@@ -12,13 +12,13 @@ from compss_train._utils.files import FolderLock, make_folders
 from compss_train._utils.validation import check_choice, warn_user
 from compss_train.data.writing import FORMATS
 from compss_train.engines import Engine, Ref, Resources, codec, engine_class
-from compss_train.engines.nodes import shared_cores
 from compss_train.engines.watch import say
 from compss_train.exceptions import SimulationError
 from compss_train.online import simulation_file
 from compss_train.online.inputs import SHOWN, hash_of, shown
 from compss_train.online.simulation_file import SimulationWritten, write_simulation
 from compss_train.online.simulation_records import SimulationRecord, SimulationRecords
+from compss_train.online.solver import shared_cores
 from compss_train.online.solver_steps import SolverSteps
 from compss_train.online.source_failures import FIRST, SourceFailure
 from compss_train.online.source_messages import SimulationFailed

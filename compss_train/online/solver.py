@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from compss_train._utils.validation import check_count
+from compss_train.engines.nodes import Node
 from compss_train.online import solver_output
 from compss_train.online.solver_listener import SolverListener
 from compss_train.online.solver_messages import SolverFields
@@ -232,6 +233,21 @@ def _absolute_folder(option: str, folder: object) -> str:
 
 def _has_key(value: Any, name: str) -> bool:
     return isinstance(value, Mapping) and name in value
+
+
+def shared_cores(count: int, cpus: int, nodes: Sequence[Node], sharers: str = "") -> str | None:
+    """Return what to say about so many simulations of so many cores each.
+
+    ``None`` if there is room, or if the nodes are unknown.
+    """
+    cores_of_nodes = sum(node.cpus for node in nodes)
+    if not nodes or count * cpus <= cores_of_nodes:
+        return None
+    return (
+        f"{count} simulations of {cpus} cores each share {cores_of_nodes} cores{sharers}: give a "
+        "smaller count= or cpus=; if ranks of MPI wait for one another, let them yield (Open MPI: "
+        "mpirun --mca mpi_yield_when_idle 1)"
+    )
 
 
 def _filled(argument: str, value: Any, output: str | None) -> str:
