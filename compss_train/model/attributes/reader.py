@@ -15,11 +15,11 @@ from compss_train._utils.private_names import held_by, hooks_of
 from compss_train.model.attributes.objects import (
     MODULE_ATTRIBUTES,
     NAMED,
-    OPTIMIZER_ATTRIBUTES,
     class_of,
     digest,
     is_foreign,
     is_opaque,
+    optimizer_attributes,
     slots_of,
 )
 from compss_train.model.attributes.plain_values import (
@@ -185,7 +185,8 @@ class AttributeReader:
         if isinstance(value, nn.Module):
             self._read_module(value, path)
         elif isinstance(value, torch.optim.Optimizer):
-            self._read_names(vars(value), vars(value).keys() - OPTIMIZER_ATTRIBUTES, path)
+            names = vars(value).keys() - optimizer_attributes()
+            self._read_names(vars(value), names, path)
         elif isinstance(value, partial):
             for number, argument in enumerate(value.args):
                 self._read(argument, f"{path}.args[{number}]")
