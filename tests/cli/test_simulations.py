@@ -14,8 +14,8 @@ def test_the_command_writes_reports_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     command = ["simulate", "a_study.py:simulations", "--output", "data", "--count", "3"]
-    for _ in range(2):
-        assert main(command) == 0
+    for engine in ([], ["--engine", "serial"]):
+        assert main([*command, *engine]) == 0
         assert capsys.readouterr().out == f"6 files in {tmp_path}/data\n"
     assert len((tmp_path / "runs").read_text().split()) == 6
     assert main(["simulate", "a_study.py:nothing", "--output", "other"]) == 2

@@ -139,7 +139,7 @@ def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
             CountingNet(20),
             OneHotSimulation(20, fault),
             split_range(20, 10),
-            timeout=3.0,  # a process that replaces one imports torch meanwhile
+            timeout=1.0,
             retries=9,  # of those that a slow machine makes hang
             count=2,
         )

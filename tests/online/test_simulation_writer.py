@@ -2,8 +2,8 @@
 
 import json
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -25,6 +25,7 @@ from compss_train import (
     Simulations,
     SpacedInputs,
 )
+from tests.helpers.shared_engine import other_process, result_of_process, send_result
 from tests.helpers.waiting import hang, wait_until
 from tests.online.solvers.compiled import compiled, heat, mpirun, solver
 
@@ -336,20 +337,23 @@ if __name__ == "__main__":
 """
 
 
+def run_study(folder, engine):
+    os.chdir(folder)
+    sys.argv = ["study.py", engine]
+    runpy.run_path("study.py", run_name="__main__")
+
+
 def test_a_program_that_is_killed_goes_on_and_each_sample_is_there_once(tmp_path):
     (tmp_path / "study.py").write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)])}
-    command = [sys.executable, "study.py"]
     data = tmp_path / "data"
-    with subprocess.Popen([*command, "local"], cwd=tmp_path, env=environment) as process:
+    with other_process(send_result, run_study, tmp_path, "local"):  # kills it
         wait_until(lambda: (data / "simulation-000005.npz").exists())
-        process.kill()
     assert not (data / "simulation-000003.npz").exists()
     text = (data / "simulations.jsonl").read_text()
     (data / "simulations.jsonl").write_text(text[:-20])  # cut off
     (data / ".simulation-000003.abcd.npz").write_text("half")
     (tmp_path / "go on").touch()
-    subprocess.run([*command, "serial"], cwd=tmp_path, env=environment, check=True)
+    result_of_process(run_study, tmp_path, "serial")
     files = sorted(map(str, data.glob("*.npz")))
     assert samples_in(files) == [
         (step, [number, step], [number * step]) for number in range(6) for step in range(3)

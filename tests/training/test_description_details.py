@@ -3,8 +3,6 @@
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 
 import cloudpickle
 import numpy as np
@@ -15,6 +13,7 @@ from torch import nn
 from compss_train.model import losses
 from compss_train.training.description import CODE, details
 from tests.helpers.models import awkward_net
+from tests.helpers.shared_engine import result_of_process
 
 
 class Weighted:
@@ -113,13 +112,17 @@ def test_a_network_is_described_without_its_values_and_caches():
     assert before["net.activation"] == details("net", Body(), tensors=False)["net.activation"]
 
 
+PROGRAM = """
+described = details("it", lambda x: x in {"a", "b", "c", "d"}), details("it", {"a", "b", "c", "d"})
+"""
+
+
+def described():
+    names = {"details": details, "__name__": "__main__"}
+    exec(compile(PROGRAM, "<string>", "exec"), names)
+    return names["described"]
+
+
 def test_the_details_are_those_of_another_process():
     """Whose sets have another order."""
-    program = (
-        "told = details('it', lambda x: x in {'a', 'b', 'c', 'd'}), details('it', {'a', "
-        "'b', 'c', 'd'})"
-    )
-    there = f"from compss_train.training.description import details\n{program}\nprint(told)"
-    text = subprocess.check_output([sys.executable, "-c", there], text=True)
-    exec(compile(program, "<string>", "exec"), here := {"details": details, "__name__": "__main__"})
-    assert text == f"{here['told']}\n"
+    assert result_of_process(described) == described()

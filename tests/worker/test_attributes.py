@@ -1,9 +1,7 @@
 """What the objects of a plain loop keep in attributes, one worker keeps: in the same bits."""
 
-import os
 import random
-import subprocess
-import sys
+import runpy
 from collections import deque
 
 import numpy as np
@@ -543,13 +541,12 @@ engine.shutdown()
 """
 
 
-def test_globals_of_a_program(tmp_path):
+@pytest.mark.usefixtures("forked_processes")
+def test_globals_of_a_program(tmp_path, capsys):
     """The functions of a program's own file are others in each pickle, as are its variables."""
-    (tmp_path / "program.py").write_text(COUNTING)
-    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    environment = {**os.environ, "PYTHONPATH": folder}
-    command = [sys.executable, "program.py"]
-    output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-    [of_fit, of_online_fit] = output.splitlines()
+    program = tmp_path / "program.py"
+    program.write_text(COUNTING)
+    runpy.run_path(str(program), run_name="__main__")
+    [of_fit, of_online_fit] = capsys.readouterr().out.splitlines()
     assert of_fit.startswith("fit the global variable 'COUNT', which Counting.forward uses")
     assert of_online_fit.startswith("fit_online the global variable 'COUNT'")

@@ -69,6 +69,7 @@ def test_a_task_that_finds_its_modules_notes_nothing(monkeypatch):
     assert run(imported, "json", sources=b"").load() == "json"
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_child_imports_what_its_parent_was_sent(packed):
     sent_modules.receive(packed)
     assert sent_modules.run_in_child_with_modules(imported, None, False, "network") == "network"

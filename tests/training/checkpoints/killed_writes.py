@@ -1,12 +1,16 @@
-"""Kill processes with SIGKILL at each system call while they write checkpoints, and check the
-files.
+"""The files that a process leaves that is killed at any system call while it writes checkpoints.
+
+They are those of the moment: a copy of the folder before each call, once the process has ended, is
+what SIGKILL would leave.
 """
 
+import itertools
 import os
-import signal
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -50,36 +54,38 @@ def touches_files(function: Any) -> bool:
     return any(module in ("posix", "io", "_io", "fcntl") for module in modules)
 
 
-def killed_at(call: int, action: Callable[[], None]) -> bool:
-    """Run ``action`` in a process that is killed before its n-th system call; return whether it was
-    killed.
-    """
-    if not (child := os.fork()):
-        calls = 0
+def copy_at_every_call(folder: Path, action: Callable[[], None], copies: Path) -> None:
+    """Copy the folder before each system call that the action makes."""
+    numbers = itertools.count()
 
-        def count(frame: Any, event: str, function: Any) -> None:
-            nonlocal calls
-            if event == "c_call" and touches_files(function):
-                calls += 1
-                if calls == call:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def copy_folder(frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and touches_files(function):
+            sys.setprofile(None)
+            shutil.copytree(folder, copies / str(next(numbers)))
+            sys.setprofile(copy_folder)
 
-        sys.setprofile(count)
-        action()
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+    sys.setprofile(copy_folder)
+    action()
+    sys.setprofile(None)
 
 
 def at_every_call(folder: Path, action: Callable[[], None], kept: set[int]) -> int:
-    """Kill the action before each of its system calls in turn; return how many it makes."""
-    call = 1
-    while killed_at(call, action):
-        check(folder, kept)
-        call += 1
+    """Check what a process leaves that is killed before a system call of the action, for each of
+    them, or after the last; return how many there are.
+    """
+    with TemporaryDirectory(dir=folder.parent) as copies:
+        if not (child := os.fork()):
+            try:
+                copy_at_every_call(folder, action, Path(copies))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        calls = len(os.listdir(copies))
+        for call in range(calls):
+            check(Path(copies, str(call)), kept)
     check(folder, kept)
-    return call - 1
+    return calls
 
 
 def killed_writes(folder: Path) -> int:
