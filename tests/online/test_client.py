@@ -12,6 +12,7 @@ from torch import nn
 from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge, Simulations
 from compss_train.cli.solvers import PYTHON
 from compss_train.online.client import SolverClient
+from tests.helpers.cases import each_value
 from tests.online.solvers.compiled import SOURCES, mpirun, solver
 from tests.online.test_solver import take_all
 
@@ -35,8 +36,9 @@ def fields_of(value, step, fields):
     return dict(fields), dict(fields.metadata)
 
 
-@pytest.mark.parametrize("environment", [{}, {"COMPSS_TRAIN_SOLVER": "tcp"}])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("ranks", "environment"), each_value([1, 2, 3], [{}, {"COMPSS_TRAIN_SOLVER": "tcp"}])
+)
 def test_what_a_solver_sends_arrives(ranks, environment):
     run = python("faulty.py", "fine", ranks=ranks, sample=fields_of, environment=environment)
     sent = list(run(None))
@@ -121,7 +123,7 @@ def test_lorenz_with_melissas_calls_is_learned_from_two_ranks(local, tmp_path):
         "mse",
     )
     trainer.fit_online(
-        Simulations(run, np.linspace(8, 12, 6), steps=STEPS),
+        Simulations(run, np.linspace(8, 12, 4), steps=STEPS),
         buffer=BufferSpec("Reservoir", capacity=400, threshold=100),
         batch_size=20,
         merge=Merge(every=20),

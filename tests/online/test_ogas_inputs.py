@@ -77,13 +77,13 @@ def test_inputs_go_on_from_a_state(whole, after, until):
 
 
 def test_bred_inputs_are_where_losses_are_high():
-    sampler = OGASInputs([(0, 1)] * 2, 100, start=0.5, end=0.5, seed=1)
+    sampler = OGASInputs([(0, 1)] * 2, 60, period=20, start=0.5, end=0.5, steps=600, seed=1)
     table = SimulationTable()
     origins = np.array(begin_all(sampler, table, bump))
-    assert (origins[:10] == "uniform").all()
-    points = np.array(table.inputs)[50:]
+    assert (origins[:20] == "uniform").all()
+    points = np.array(table.inputs)[40:]
     is_near = np.linalg.norm(points - PEAK, axis=1) < 0.25
-    is_bred = origins[50:] == "bred"
+    is_bred = origins[40:] == "bred"
     assert is_near[is_bred].mean() > 0.5
     assert is_near[~is_bred].mean() < 0.35
 

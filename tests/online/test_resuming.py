@@ -475,7 +475,7 @@ class KeepsOGAS(KeepsTables, OGASInputs):
     [
         partial(KeepsSpaced, network_inputs=some_samples),
         partial(KeepsBreed, start=0.5, end=1.0),
-        partial(KeepsOGAS, period=12, start=0.5, end=1.0, steps=2),
+        partial(KeepsOGAS, period=16, start=0.5, end=1.0, steps=2),
     ],
     ids=["spaced", "breed", "ogas"],
 )

@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from compss_train import Simulations, Solver
 from compss_train.cli.solvers import HEADERS
 from compss_train.online.guard import NAME, descendants, processes
 from tests.helpers.processes import is_running
+from tests.helpers.shared_engine import other_process
 from tests.helpers.waiting import wait_until
 from tests.online.solvers.compiled import compiled, heat, mpirun, solver, solvers_running
 
@@ -319,21 +319,18 @@ def test_a_solver_ends_with_its_guard(tmp_path, started_by):
     wait_until(lambda: not any(map(is_running, started)))
 
 
+def take_samples(connection, command):
+    for _ in Solver(command, lambda *_: 0)(None):
+        pass
+
+
 def test_a_solver_ends_with_the_process_that_runs_it(tmp_path):
     """Which is killed, and cannot end anything."""
     program = compiled("gcc", "faulty.c")
     flag = tmp_path / "flag"
-    code = f"""
-import os, signal
-from compss_train import Simulations, Solver
-command = ["sh", "-c", "echo $$ > {tmp_path}/pid; {program} hangs {flag}; true"]
-samples = Solver(command, lambda *_: 0)(None)
-while True:
-    next(samples)
-"""
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
+    command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; {program} hangs {flag}; true"]
+    with other_process(take_samples, command):  # kills it
         wait_until(flag.exists)
         shell = int((tmp_path / "pid").read_text())
         assert is_running(shell)
-        process.send_signal(signal.SIGKILL)
-        wait_until(lambda: not is_running(shell))
+    wait_until(lambda: not is_running(shell))
