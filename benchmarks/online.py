@@ -24,13 +24,14 @@ from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, Sol
 from compss_train.buffers import FIFO
 from compss_train.cli.solvers import HEADERS
 from compss_train.net import Address, sockets
-from compss_train.net.messages import pack
+from compss_train.net.messages import pack, unpack
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.routing import Routing, StreamKeys
 from compss_train.online.stream import Stream
 
 BARE = "bare ZeroMQ"
+KEPT = "bare ZeroMQ, in batches"
 PLAIN = "plain loop"
 GENERATOR = "numpy generator"
 SOLVER = "solver in C, 2 ranks"
@@ -60,8 +61,11 @@ def most_on_the_way(size: int) -> int:
     return max(2, min(1000, 2**22 // (4 * size)))
 
 
-def receive_bare(url: str, size: int, samples: int, _: int) -> float:
-    """Return messages per second through ZeroMQ's sockets, whose frames are not looked at."""
+def receive_bare(url: str, size: int, samples: int, _: int, *, keeps: bool = False) -> float:
+    """Return messages per second through ZeroMQ's sockets, whose frames are not looked at.
+
+    With ``keeps`` they are copied into batches: the least that training needs.
+    """
     context = zmq.Context()
     socket = sockets.server_socket(context)
     socket.setsockopt(zmq.RCVHWM, most_on_the_way(size))
@@ -71,14 +75,38 @@ def receive_bare(url: str, size: int, samples: int, _: int) -> float:
     socket.bind(url)
     address = Address(socket.getsockopt_string(zmq.LAST_ENDPOINT), KEYS.token)
     sender = common.spawned(send_bare, address, size, samples)
-    socket.recv_multipart(copy=False)
-    began = time.perf_counter()
-    for _ in range(samples - 1):
-        socket.recv_multipart(copy=False)
-    rate = (samples - 1) / (time.perf_counter() - began)
+    receive_batch = receive_and_keep if keeps else receive_and_drop
+    receive_batch(socket, size)
+    rate = batches_per_second(lambda: receive_batch(socket, size), samples // BATCH - 1) * BATCH
     sender.join()
     sockets.end(context, 0)
     return rate
+
+
+def batches_per_second(receive: Callable[[], object], batches: int) -> float:
+    """Return how often per second a batch is received; none is kept, as in training."""
+    began = time.perf_counter()
+    for _ in range(batches):
+        receive()
+    return batches / (time.perf_counter() - began)
+
+
+def receive_and_drop(socket: sockets.Socket, size: int) -> None:
+    """Receive the messages of a batch, which are not looked at."""
+    for _ in range(BATCH):
+        socket.recv_multipart(copy=False)
+
+
+def receive_and_keep(socket: sockets.Socket, size: int) -> Any:
+    """Return a batch: each message is read, and its x and y are copied once."""
+    x = np.empty((BATCH, 6), np.float32)
+    y = np.empty((BATCH, size), np.float32)
+    for row in range(BATCH):
+        _, *frames = socket.recv_multipart(copy=False)
+        _, arrays = unpack(frames)
+        for column, array in zip((x, y), arrays, strict=True):
+            column[row] = np.frombuffer(array.pieces[0], np.float32)
+    return x, y
 
 
 def send_ours(address: Any, size: int, samples: int) -> None:
@@ -107,11 +135,10 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
             raise TimeoutError("the sender has not started")
         reply = {"accepted": True, "stream": 0, "workers": [receiver.url]}
         received[0].send({**reply, "key": KEYS.token, "stream_key": KEYS.of(0)})
-        first = len(buffer.get_batch(BATCH)["x"])
-        later_batches = samples // BATCH - 1
-        seconds = common.seconds_of(lambda: [buffer.get_batch(BATCH) for _ in range(later_batches)])
+        buffer.get_batch(BATCH)
+        rate = batches_per_second(lambda: buffer.get_batch(BATCH), samples // BATCH - 1) * BATCH
         sender.join()
-    return (samples - first) / seconds
+    return rate
 
 
 def report_transport(options: argparse.Namespace) -> None:
@@ -124,6 +151,7 @@ def report_transport(options: argparse.Namespace) -> None:
         ):
             contestants: dict[str, Callable[[int], float]] = {
                 BARE: partial(receive_bare, bare, size, samples),
+                KEPT: partial(receive_bare, bare, size, samples, keeps=True),
                 "stream and FIFO": partial(receive_ours, ours, size, samples),
             }
             rates = common.in_turn(contestants, options.repetitions)

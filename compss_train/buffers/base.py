@@ -183,14 +183,21 @@ class Buffer(ABC):
         """
         self._put(self._incoming(sample, single=True), deadline(timeout, block=block))
 
-    def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
+    def put_many(
+        self, samples: Any, block: bool = True, timeout: float | None = None, *, copy: bool = True
+    ) -> None:
         """Store a list of samples, or stacked samples with a first dimension of samples.
 
         Samples are stored as room becomes available. A list is always a list of samples: pass
         ``tuple(batch)`` for a batch ``[x, y]`` of torch's ``DataLoader``. Raises the errors of
         ``put``; ``error.stored`` is then the number of leading samples that were stored.
+
+        Without ``copy`` the buffer may keep the memory of samples of 256 kB or more, to which
+        nobody may write any more, as long as it holds one of them.
         """
-        self._put(self._incoming(samples, single=False), deadline(timeout, block=block))
+        incoming = self._incoming(samples, single=False)
+        incoming.is_handed_over = not copy
+        self._put(incoming, deadline(timeout, block=block))
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
         """Return one sample or several in the form in which they are stored."""

@@ -1,5 +1,6 @@
 """``SampleBatch``: the samples of a put, nested tuples and dicts of tensors and arrays."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,11 @@ class Leaf:
     shape: tuple[int, ...]
     array_dtype: np.dtype[Any] | None
     """The dtype in numpy, or ``None`` for a dtype that numpy lacks."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of a row in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __repr__(self) -> str:
         return (
@@ -142,6 +148,8 @@ class SampleBatch:
     """Simulation and time step of each sample, for buffers that pair samples."""
     leaves: Mapping[Path, Leaf] = field(default_factory=dict)
     """What all samples share; found in the rows unless it is given."""
+    is_handed_over: bool = False
+    """Whether the buffer may keep the rows' memory, which nobody changes any more."""
 
     def __post_init__(self) -> None:
         self.leaves = self.leaves or {path: Leaf.of(rows) for path, rows in self.rows.items()}
@@ -149,6 +157,11 @@ class SampleBatch:
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def sample_bytes(self) -> int:
+        """The size of a sample in bytes; 0 for objects."""
+        return sum([leaf.nbytes for leaf in self.leaves.values()])
 
     @classmethod
     def from_sample(cls, sample: Any, like: "SampleBatch | None" = None) -> Self:

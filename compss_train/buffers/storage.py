@@ -1,4 +1,4 @@
-"""``SampleStore``: samples in slots, as rows of preallocated memory or as references to objects."""
+"""``SampleStore``: samples in slots, as rows of memory or as references to objects."""
 
 import os
 from collections import Counter
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves, rebuilt
+from compss_train.buffers.row_storage import LARGE_BYTES, RowStorage
 from compss_train.buffers.samples import NO_KEYS, SampleBatch
 from compss_train.data.block import Block
 from compss_train.data.block_bytes import rows_as_items
@@ -19,10 +20,6 @@ Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""
 
 NO_SLOTS: Slots = np.empty(0, np.intp)
-
-_MANY = 1000
-"""Rows from which numpy's memory is faster."""
-
 
 _SLOT_BYTES = 32
 """What a buffer holds for each slot besides the sample: its numbers and counts."""
@@ -124,8 +121,9 @@ class ColumnStorage:
         gathered = list[Block]()
         for path, column in self._columns.items():
             is_array = self._leaves[path].is_array
-            # Numpy needs a tenth of the time for a few numbers, and half of it for many rows.
-            if (is_array or len(slots) > _MANY) and not pinned and path in self._arrays:
+            # Torch needs up to four times as long, and shares large rows among threads, which then
+            # wait in a loop for more of them.
+            if path in self._arrays and not pinned:
                 taken = self._arrays[path].take(slots, 0)
                 gathered.append(taken if is_array else torch.from_numpy(taken))
                 continue
@@ -150,7 +148,8 @@ class ColumnStorage:
 class SampleStore:
     """``capacity`` slots, some of them free.
 
-    Memory is allocated when the first samples show their structure.
+    Memory is allocated when the first samples show their structure, and not at all if they are
+    large and handed over.
     """
 
     def __init__(self, capacity: int, *, pin_memory: bool) -> None:
@@ -158,7 +157,7 @@ class SampleStore:
         self._pin_memory = pin_memory
         self.like: SampleBatch | None = None
         """The first samples' structure, which all others must have."""
-        self._storage: ObjectStorage | ColumnStorage = ObjectStorage(0)
+        self._storage: ObjectStorage | ColumnStorage | RowStorage = ObjectStorage(0)
         self._free_slots: Slots = np.empty(capacity, np.intp)
         """A stack; its first ``num_free`` slots are free."""
         self._unwritten = capacity
@@ -178,17 +177,22 @@ class SampleStore:
         Raises ``MemoryError`` if samples of this size do not fit into memory.
         """
         if self.like is None:
-            check_fits(self.capacity, sum(rows[:1].nbytes for rows in incoming.rows.values()))
-            no_rows = {path: rows[:0] for path, rows in incoming.rows.items()}
-            self.like = SampleBatch(incoming.template, no_rows, leaves=incoming.leaves)
-            if incoming.rows:
-                self._storage = ColumnStorage(self.capacity, incoming)
-            else:
-                self._storage = ObjectStorage(self.capacity)
+            check_fits(self.capacity, incoming.sample_bytes)
+            self.like = SampleBatch(incoming.template, {}, leaves=incoming.leaves)
+            self._storage = self._make_storage(incoming)
         incoming.check_like(self.like)
 
+    def _make_storage(self, incoming: SampleBatch) -> ObjectStorage | ColumnStorage | RowStorage:
+        if not incoming.rows:
+            return ObjectStorage(self.capacity)
+        # To copy samples into rows takes longer, by the allocation, than into columns.
+        largest = max(leaf.nbytes for leaf in incoming.leaves.values())
+        if incoming.is_handed_over and largest >= LARGE_BYTES:
+            return RowStorage(self.capacity, incoming)
+        return ColumnStorage(self.capacity, incoming)
+
     def put(self, incoming: SampleBatch, start: int, number: int) -> Slots:
-        """Copy ``number`` samples from number ``start`` on into free slots, and return these."""
+        """Store ``number`` samples from number ``start`` on in free slots, and return these."""
         first = self.num_free - number
         if first < self._unwritten:
             fresh = np.arange(first, self._unwritten)
@@ -221,7 +225,7 @@ class SampleStore:
 
     def column(self, name: str, slots: Slots) -> NDArray[Any]:
         """Return what the samples in these slots, dicts, have under a name."""
-        if not isinstance(self._storage, ColumnStorage):
+        if isinstance(self._storage, ObjectStorage):
             return NO_KEYS
         return self._storage.column(name, slots)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _MOST_SAMPLES = 64
 """Maximum number of samples in a message."""
-_MOST_BYTES = 2**17
+_MOST_BYTES = 2**18
 """Maximum size of these, unless the last one exceeds it."""
 _SMALL_BYTES = 2**15
 """Size of a sample up to which it is copied, to be gathered with others."""

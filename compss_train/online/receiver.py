@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError, TimeStep
@@ -40,7 +39,7 @@ _MESSAGES = 256
 """Maximum number of messages received before samples are put."""
 _BURST_SAMPLES = 64
 """Number of samples up to which those of several messages are put at once."""
-_BURST_BYTES = 2**20
+_BURST_BYTES = 2**19
 """Size of these up to which they are."""
 _MAX_AHEAD = 256
 """Maximum number of samples of a sender that may be on their way or wait here; at least two are."""
@@ -57,6 +56,8 @@ class _Samples:
     steps: Sequence[int]
     arrays: list[ReceivedArray]
     """x, and y if there is one, with a first dimension of these samples."""
+    is_alone: bool = False
+    """Whether it is one sample, and nothing else shares the memory of its message."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -252,7 +253,7 @@ class Receiver(Closable):
         if "count" not in header:
             has_step = self._routing.whole or "step" in header
             step = number_in(header, "step") if has_step else number
-            return _Samples(numbers, [step], [array.as_row() for array in arrays])
+            return _Samples(numbers, [step], [array.as_row() for array in arrays], is_alone=True)
         has_steps = self._routing.whole or "steps" in header
         steps = numbers_in(header, "steps") if has_steps else numbers
         lengths = [len(steps), *(array.shape[0] if array.shape else None for array in arrays)]
@@ -291,8 +292,13 @@ class Receiver(Closable):
             self._offsets[sender.stream] = max(self._offsets.get(sender.stream, 0), end)
 
     def _grant(self, sender: _Sender) -> int:
-        """Give a sender credit for as many samples as may be ahead; return how much that adds."""
-        added = max(0, self._ahead - sender.credit - sender.waiting)
+        """Give a sender credit for as many samples as may be ahead; return how much that adds.
+
+        Half of these at least, or nothing: each addition is a message.
+        """
+        added = self._ahead - sender.credit - sender.waiting
+        if added < max(1, self._ahead // 2):
+            return 0
         sender.credit += added
         return added
 
@@ -366,12 +372,13 @@ class Receiver(Closable):
         if self._discarding.is_set() or known == len(numbers):
             return len(numbers)
         stacked_samples = self._stack(stream, burst, known)
+        is_alone = len(burst) == 1 and burst[0].is_alone
         stored = len(numbers) - known
         with self._turn:  # a snapshot that waits comes first
             pass
         with self._putting:
             try:
-                self._buffer.put_many(stacked_samples, timeout=_TICK)
+                self._buffer.put_many(stacked_samples, timeout=_TICK, copy=not is_alone)
             except BaseException as error:
                 stored = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):
@@ -396,16 +403,19 @@ class Receiver(Closable):
         columns = {
             name: joined(arrays)[known:] for name, arrays in zip("xy", by_array, strict=False)
         }
-        steps = np.array([step for samples in burst for step in samples.steps], np.int64)[known:]
+        steps = [step for samples in burst for step in samples.steps][known:]
         if self.not_finite is None:
             self._look_for_not_finite(stream, steps, columns)
-        simulations = np.full_like(steps, stream)
+        simulations_and_steps = np.empty((len(steps), 2), np.int64)
+        simulations_and_steps[:, 0] = stream
+        simulations_and_steps[:, 1] = steps
         if self._routing.whole:
-            return TimeStep(simulations, steps, tuple(columns.values()))
-        return {NUMBERS: np.stack([simulations, steps], 1), **columns}
+            simulations, time_steps = simulations_and_steps.T
+            return TimeStep(simulations, time_steps, tuple(columns.values()))
+        return {NUMBERS: simulations_and_steps, **columns}
 
     def _look_for_not_finite(
-        self, stream: int, steps: NDArray[np.int64], columns: dict[str, torch.Tensor]
+        self, stream: int, steps: Sequence[int], columns: dict[str, torch.Tensor]
     ) -> None:
         """Note the first sample with NaN or infinite values.
 
@@ -413,14 +423,17 @@ class Receiver(Closable):
         """
         places: list[tuple[int, str]] = []
         for name, column in columns.items():
-            # The sum of finite values may be infinite.
-            if column.is_floating_point() and not column.sum().isfinite():
-                is_finite = column.isfinite().reshape(len(column), -1).all(1).tolist()
-                if False in is_finite:
-                    places.append((is_finite.index(False), name))
+            if not column.is_floating_point():
+                continue
+            # Torch would share this among threads, which then wait in a loop for more of it.
+            is_known = column.dtype != torch.bfloat16  # to numpy
+            is_finite = np.isfinite(column.numpy()) if is_known else column.isfinite()
+            if not is_finite.all():
+                by_sample = is_finite.reshape(len(column), -1).all(1).tolist()
+                places.append((by_sample.index(False), name))
         if places:
             place, name = min(places)
-            self.not_finite = (stream, int(steps[place]), name)
+            self.not_finite = (stream, steps[place], name)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[int, int]]:
         """Return the buffer's state, and the offsets that belong to it."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.buffers import FIFO
+from compss_train.buffers import FIFO, storage
+from compss_train.buffers.row_storage import RowStorage
 from tests.buffers.kinds import ALL, PLAIN, make, sample
 
 Point = namedtuple("Point", "x y")
@@ -15,6 +16,13 @@ Turned = namedtuple("Turned", "y x")
 
 class Thing:
     pass
+
+
+@pytest.fixture(autouse=True, params=["in columns", "in rows"])
+def stored(request, monkeypatch):
+    """Store samples as small ones are, and as large ones are."""
+    if request.param == "in rows":
+        monkeypatch.setattr(storage, "ColumnStorage", RowStorage)
 
 
 def tensor(dtype, *shape):
