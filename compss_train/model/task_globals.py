@@ -8,7 +8,7 @@ import dis
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -91,13 +91,14 @@ def _is_of_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-def _globals_in(code: CodeType, operations: frozenset[str]) -> set[str]:
+@lru_cache(maxsize=1000)  # reading the code again takes a tenth of the time of a small fit
+def _globals_in(code: CodeType, operations: frozenset[str]) -> frozenset[str]:
     """Return the global variables of these operations in a function, and in those inside of it."""
-    names = {
+    names = frozenset(
         instruction.argval
         for instruction in dis.get_instructions(code)
         if instruction.opname in operations
-    }
+    )
     inner_codes = (part for part in code.co_consts if isinstance(part, CodeType))
     return names.union(*(_globals_in(inner, operations) for inner in inner_codes))
 
