@@ -51,7 +51,7 @@ class SpacedInputs(BoxSampler):
         held at a time.
     uniform:
         Share of uniform inputs after the first ten, evenly spread among the others; by default 0.
-        With 0.5 the mean error was lower in most studies, and the worst errors were higher.
+        With 0.5 the worst errors were higher, and the mean error was lower in some studies.
     seed:
         Seed of the random numbers.
 
