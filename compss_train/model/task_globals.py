@@ -91,7 +91,7 @@ def _is_of_library(module: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
-@lru_cache(maxsize=1000)  # reading the code again takes a tenth of the time of a small fit
+@lru_cache(maxsize=1000)  # reading takes milliseconds, which small fits notice
 def _globals_in(code: CodeType, operations: frozenset[str]) -> frozenset[str]:
     """Return the global variables of these operations in a function, and in those inside of it."""
     names = frozenset(
