@@ -49,6 +49,7 @@ from compss_train.model.resolving import (
     resolve_steps,
 )
 from compss_train.model.schedule import Schedule, ScheduleSpec
+from compss_train.model.task_globals import check_network_unused
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_step import Step, no_loss
 from compss_train.online.options import OnlineOptions, Simulations, online_merge, pairing_of
@@ -278,6 +279,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             training_step=training,
             validation_step=validation,
         )
+        check_network_unused(spec.global_users, original)
+        spec = spec.made_from(original)
         if schedule is None:
             lr_schedule = configured_schedule(network, factory)
         else:

@@ -191,6 +191,10 @@ def _new_parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module
     return module
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
 def _reduce_method(method: MethodType) -> tuple[Any, ...]:
     """Return a method's function and object.
 
@@ -270,10 +274,15 @@ class CopyTemplate(pickle.Pickler):
         """Return what deepcopy makes of the value, with copies of functions in ``memo``."""
         functions = _without_state(self._functions)
         memo.update(functions)
+        memo.update(self._copies_of_stand_ins(memo))
         value = copy.deepcopy(self._value, memo)
         for function in self._functions:
             _set_state(functions[id(function)], copy.deepcopy(_state_of(function), memo))
         return value
+
+    def _copies_of_stand_ins(self, memo: dict[int, Any]) -> dict[int, Any]:
+        """Return what deepcopy puts in place of objects that have a stand-in, by their ``id``."""
+        return {}
 
     def persistent_id(self, obj: Any) -> int | None:
         """Keep what deepcopy shares or copies, and return its ``id``."""
@@ -292,3 +301,53 @@ class CopyTemplate(pickle.Pickler):
                 return id(obj)
             self._decides = True  # pickled only to find functions in it
         return None
+
+
+class LinkedTemplate(CopyTemplate):
+    """Copies an object in which a network's copy stands for the original.
+
+    What holds the original, or a part of it, holds the copy in each copy of the object.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        unset: Sequence[torch.Tensor],
+        original: nn.Module,
+        net: nn.Module,
+    ) -> None:
+        self._stand_ins = _parts_by_id(original, net)
+        self.holds_original = False
+        """Whether the object holds any part of the original."""
+        super().__init__(value, unset)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Pickle the stand-in of an object that has one, and all else as usual."""
+        stand_in = self._stand_in(obj)
+        return NotImplemented if stand_in is obj else (_itself, (stand_in,))
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """Keep what deepcopy shares or copies, and return its ``id``."""
+        return super().persistent_id(self._stand_in(obj))
+
+    def _stand_in(self, obj: Any) -> Any:
+        """Return what stands for an object: itself, if it has no stand-in."""
+        if id(obj) not in self._stand_ins:
+            return obj
+        self.holds_original = True
+        return self._stand_ins[id(obj)]
+
+    def _copies_of_stand_ins(self, memo: dict[int, Any]) -> dict[int, Any]:
+        return {
+            number: copy.deepcopy(stand_in, memo) for number, stand_in in self._stand_ins.items()
+        }
+
+
+def _parts_by_id(net: nn.Module, copied: nn.Module) -> dict[int, Any]:
+    """Return the modules and tensors of a copy of a network, by the ``id`` of the original's."""
+    parts: dict[int, Any] = {}
+    for kind in ("named_modules", "named_parameters", "named_buffers"):
+        of_copy = dict(getattr(copied, kind)(remove_duplicate=False))
+        for name, part in getattr(net, kind)(remove_duplicate=False):
+            parts[id(part)] = of_copy[name]
+    return parts

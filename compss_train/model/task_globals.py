@@ -8,6 +8,7 @@ import dis
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
@@ -114,6 +115,44 @@ def _is_constant(value: Any) -> bool:
         or state_of_generator(value) is not None
         or hasattr(value, "__dict__")
     )
+
+
+def check_network_unused(users: GlobalUsers, net: nn.Module) -> None:
+    """Raise ``ValueError`` for a function that uses a network by a global variable.
+
+    Workers train copies of it. Constants that the network holds may be used.
+    """
+    parts = {id(part) for part in (*net.modules(), *net.parameters(), *net.buffers())}
+    for function, names in users:
+        for name in names:
+            value = function.__globals__.get(name)
+            if id(value) in parts and not _uses_constants(function.__code__, name, value):
+                raise ValueError(
+                    f"{function.__qualname__} uses the network by the global variable {name!r}, "
+                    "but each worker trains a copy: the function would go on with the network as "
+                    "it is now, and train nothing of it. Define it inside of a function where "
+                    f"{name!r} is a local variable, or in an object that keeps it in an attribute, "
+                    "such as self.net: these get the copy; or use the model that training_step= "
+                    "gets"
+                )
+
+
+def _uses_constants(code: CodeType, name: str, value: Any) -> bool:
+    """Return whether a function, and those inside of it, use only constants of a global value."""
+    instructions = [*dis.get_instructions(code)]
+    for number, instruction in enumerate(instructions):
+        if instruction.opname not in _USES or instruction.argval != name:
+            continue
+        used = value
+        for following in instructions[number + 1 :]:
+            if following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                break
+            with suppress(Exception):  # of a property: what it belongs to counts
+                used = getattr(used, following.argval)
+        if isinstance(used, nn.Module | torch.Tensor) or callable(used):
+            return False
+    inner_codes = (part for part in code.co_consts if isinstance(part, CodeType))
+    return all(_uses_constants(inner, name, value) for inner in inner_codes)
 
 
 def global_values(users: GlobalUsers) -> list[list[Any]]:

@@ -1,7 +1,7 @@
 """``TrainingSpec``: a network and how it is trained and evaluated."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
@@ -101,6 +101,8 @@ class TrainingSpec:
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` as for ``training_step``."""
+    original: nn.Module | None = field(default=None, repr=False)
+    """The network that the user gave, if functions hold it: those of a copy hold the copy."""
     pairing: Callable[..., Any] | None = None
     """Makes a batch of two batches of time steps, in online fits with pairs."""
 
@@ -163,14 +165,29 @@ class TrainingSpec:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
-    def _template(self) -> copies.CopyTemplate:
+    def template(self) -> copies.CopyTemplate:
+        """What copies it; later changes of what it holds do not count."""
         # Of the fields: a template of this object, which holds the template, would be a cycle.
         values = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name != "compile"
+            if field.name not in ("compile", "original")
         }
-        return copies.CopyTemplate(values, copies.own_entries(self.net))
+        own_entries = copies.own_entries(self.net)
+        if self.original is None:
+            return copies.CopyTemplate(values, own_entries)
+        return copies.LinkedTemplate(values, own_entries, self.original, self.net)
+
+    def made_from(self, original: nn.Module) -> Self:
+        """Return it for functions that may hold ``original``, of which its network is a copy."""
+        template = replace(self, original=original).template
+        holds_original = isinstance(template, copies.LinkedTemplate) and template.holds_original
+        return replace(self, original=original) if holds_original else self
+
+    @cached_property
+    def for_tasks(self) -> Self:
+        """The same, with functions that hold its own network, in which values may be missing."""
+        return self if self.original is None else self.weightless()
 
     def roots(self) -> dict[str, Any]:
         """Return the objects that may keep something from batch to batch, by names for users."""
@@ -196,12 +213,12 @@ class TrainingSpec:
     @cached_property
     def attributes(self) -> AttributeReader:
         """The attributes that a new copy has."""
-        return AttributeReader(self.net, self.roots())
+        return AttributeReader(self.for_tasks.net, self.for_tasks.roots())
 
     @cached_property
     def immutable_attributes(self) -> ImmutableAttributes:
         """The same, as far as they are immutable."""
-        return ImmutableAttributes(self.roots())
+        return ImmutableAttributes(self.for_tasks.roots())
 
     @cached_property
     def global_users(self) -> GlobalUsers:
@@ -217,7 +234,7 @@ class TrainingSpec:
 
         On ``"meta"`` they have no memory either. What is compiled is shared.
         """
-        return type(self)(**self._template.copy(device), compile=self.compile)
+        return type(self)(**self.template.copy(device), compile=self.compile)
 
     def copied(self, parameters: params.Parameters, device: str, *, training: bool) -> Self:
         """Return a copy with these parameters on a device, which shares nothing with this one."""

@@ -100,10 +100,12 @@ class BuildArguments:
                 f"collate={spec.collate!r}: give a function of a list of samples, "
                 "(x, y) or x, or None"
             )
-        augment = spec.train_transform and spec.train_transform.function
-        arguments = {name: getattr(spec, name) for name in PICKLED}
-        arguments["metric"] = {**spec.measures.metrics, **spec.measures.whole}
-        check_picklable(**arguments, train_transform=augment)
+        try:
+            for_tasks = spec.for_tasks
+        except Exception:
+            _check_sent(spec)  # names what has no copy
+            raise
+        _check_sent(for_tasks)
 
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""
@@ -167,7 +169,7 @@ class BuildArguments:
     @cached_property
     def objective(self) -> Details:
         """The details of the network and the loss."""
-        spec = self.training_spec
+        spec = self.training_spec.for_tasks
         modules = dict(spec.net.named_modules())
         evaluated = [
             name
@@ -184,8 +186,16 @@ class BuildArguments:
     @cached_property
     def surroundings(self) -> Details:
         """The details of the other objects of ``build`` that change results or measures."""
-        spec = self.training_spec
+        spec = self.training_spec.for_tasks
         surroundings = details("schedule", self.schedule)
         for name in ("transform", "train_transform", "collate", "training_step", "validation_step"):
             surroundings |= details(name, getattr(spec, name))
         return surroundings | details("metric", spec.measures.metrics)
+
+
+def _check_sent(spec: TrainingSpec) -> None:
+    """Raise ``TypeError`` for what cannot be sent to workers."""
+    augment = spec.train_transform and spec.train_transform.function
+    arguments = {name: getattr(spec, name) for name in PICKLED}
+    arguments["metric"] = {**spec.measures.metrics, **spec.measures.whole}
+    check_picklable(**arguments, train_transform=augment)

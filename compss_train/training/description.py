@@ -157,6 +157,8 @@ class _Collector:
         plain = _as_plain(value)
         if plain is not None:
             return {name: plain[0]}
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            return {}  # of the network that a function holds, as tasks get it
         if isinstance(value, torch.Tensor | np.ndarray):
             return {name: _array_hash(value)} if self._tensors else {}
         if isinstance(value, Enum | torch.dtype | torch.device):

@@ -135,6 +135,27 @@ def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = ""
             "the optimizer callable uses other parameters than those it is called with, and than "
             "the network's; write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
         )
+    _check_state(optimizer)
+
+
+def _check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``TypeError`` for an optimizer whose state_dict is not as that of torch's."""
+    name = type(optimizer).__name__
+    try:
+        keys = optimizer.state_dict().keys()
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{name} has no state_dict, by which workers keep its state from round to round "
+            f"({error}); call super().__init__(parameters, defaults) in its __init__"
+        ) from error
+    missing = [key for key in ("state", "param_groups") if key not in keys]
+    if missing:
+        raise TypeError(
+            f"the state_dict of {name} has {', '.join(map(repr, keys))}, but no "
+            f"{' and no '.join(map(repr, missing))}: workers keep from round to round what is "
+            "there by parameter; return super().state_dict(), with what else it keeps in "
+            "self.state, and load it in load_state_dict"
+        )
 
 
 def check_outer_optimizer(spec: optimizers.OptimizerSpec, net: nn.Module | None = None) -> None:

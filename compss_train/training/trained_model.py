@@ -10,7 +10,6 @@ from torch import nn
 from compss_train._utils.validation import check_seed
 from compss_train.data.coding import Coding
 from compss_train.exceptions import NotBuiltError
-from compss_train.model import copies
 from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
 from compss_train.model.model_state import (
@@ -183,14 +182,10 @@ class TrainedModel:
         It is in the state in which worker 0's is, and in evaluation mode.
         """
         parameters = self.current(averaged=averaged)
-        spec = self.built.training_spec
-        if self.state is None:
-            net = copies.copy_network(spec.net)
-            params.load_into(net, parameters)
-            return net.eval()
-        copied = spec.weightless("cpu")
+        copied = self.built.training_spec.weightless("cpu")
         params.load_into(copied.net, parameters)
-        restore(without_not_kept(self.state), copied.net, copied.roots())
+        if self.state is not None:
+            restore(without_not_kept(self.state), copied.net, copied.roots())
         return copied.net.eval()
 
     @property

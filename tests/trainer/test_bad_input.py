@@ -230,6 +230,33 @@ def in_a_circle():
     return net
 
 
+class Stateless(torch.optim.Optimizer):
+    """As many public optimizers around others, it leaves out what torch's constructor makes."""
+
+    def __init__(self, parameters):
+        self.inner = torch.optim.SGD(parameters, lr=0.1)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+class WithFastState(Stateless):
+    """Its state_dict has names of its own, as that of a public Lookahead."""
+
+    def state_dict(self):
+        saved = self.inner.state_dict()
+        return {"fast_state": saved["state"], "param_groups": saved["param_groups"]}
+
+
+GLOBAL_NET = mlp()
+
+
+def loss_of_global_net(output, target):
+    norms = sum(parameter.norm() for parameter in GLOBAL_NET.parameters())
+    return nn.functional.cross_entropy(output, target) + norms
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "name"),
     [
@@ -256,6 +283,13 @@ def in_a_circle():
         ({"metric": loss}, ValueError, "metric name 'loss'"),
         ({"optimizer": lambda _: None}, TypeError, "NoneType"),
         ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "other parameters"),
+        ({"optimizer": Stateless}, TypeError, "Stateless has no state_dict"),
+        ({"optimizer": WithFastState}, TypeError, "the state_dict of WithFastState has"),
+        (
+            {"net": GLOBAL_NET, "loss": loss_of_global_net},
+            ValueError,
+            "loss_of_global_net uses the network by the global variable 'GLOBAL_NET'",
+        ),
         ({"metric": "f1"}, ValueError, "metric 'f1'"),
         ({"precision": "fp8"}, ValueError, "precision='fp8'"),
         ({"memory_format": "nhwc"}, ValueError, "memory_format='nhwc'"),
