@@ -4,6 +4,7 @@ import copy
 import itertools
 import re
 import tempfile
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +19,9 @@ from compss_train.reports.records import epoch_of, flatten, measured_numbers
 from compss_train.training.callback import Callback
 from compss_train.training.stopping import status_of
 from compss_train.training.trainer_protocol import TrainerProtocol
+
+_EVENT_FILES = "events.out.tfevents.*"
+"""TensorBoard's files."""
 
 _RATES = ("samples_per_second", "batches_per_second")
 MOST_PARAMETERS = 100
@@ -349,7 +353,9 @@ class TensorBoard(_Tracker):
         module = self._import("torch.utils.tensorboard")
         folder = self._run_folder(rounds)
         folder.mkdir(parents=True, exist_ok=True)
-        self._writer = module.SummaryWriter(str(folder), purge_step=rounds or None)
+        self._writer = _last_writer(
+            folder, partial(module.SummaryWriter, purge_step=rounds or None)
+        )
         text = strict_json.dumps(configuration, indent=4)
         self._writer.add_text(
             "configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds
@@ -411,7 +417,7 @@ class TensorBoard(_Tracker):
 
 def _has_charts(folder: Path) -> bool:
     """Return whether TensorBoard would show a run in the folder itself."""
-    return any(folder.glob("events.out.tfevents.*"))
+    return any(folder.glob(_EVENT_FILES))
 
 
 def _tagged(values: dict[str, Any]) -> dict[str, Any]:
@@ -421,3 +427,26 @@ def _tagged(values: dict[str, Any]) -> dict[str, Any]:
     """
     tags = {name: name.replace("[", "/").replace("]", "") for name in values}
     return {re.sub(r"[^\w/. :-]", "_", tag): values[name] for name, tag in tags.items()}
+
+
+def _last_writer(folder: Path, new_writer: Callable[[str], Any]) -> Any:
+    """Return a writer to a file that TensorBoard reads after the others in the folder.
+
+    It reads them in the order of their names, and goes back to none. Names have the second, and in
+    it a number as it is, so that 10 comes before 9: then the file begins in the next second.
+    """
+    before = {path.name for path in folder.glob(_EVENT_FILES)}
+    last_name = max(before, default="")
+    while True:
+        writer = new_writer(str(folder))
+        (name,) = {path.name for path in folder.glob(_EVENT_FILES)} - before
+        if name > last_name or _second_in(name) != _second_in(last_name):
+            return writer
+        writer.close()
+        (folder / name).unlink()
+        time.sleep(0.05)
+
+
+def _second_in(name: str) -> str:
+    """Return the second in the name of a file of TensorBoard's, events.out.tfevents.SECOND..."""
+    return name.split(".")[3]

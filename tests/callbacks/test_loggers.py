@@ -237,7 +237,6 @@ def test_tensorboard_shows_rounds_workers_and_the_configuration(trainer, tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_shows_the_fits_of_a_search_as_runs(tmp_path):
     pytest.importorskip("tensorboard")
     folder = tmp_path / "board"
@@ -256,6 +255,17 @@ def test_tensorboard_shows_the_fits_of_a_search_as_runs(tmp_path):
         scalars, _ = events(folder / run)
         points = [(point.step, point.value) for point in scalars["loss"]]
         assert points == [(record["round"], pytest.approx(record["loss"])) for record in history]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_many_short_fits_of_a_run(tmp_path):
+    """Its files of a second are not in the order of their names: 10 is before 9."""
+    pytest.importorskip("tensorboard")
+    trainer = trainer_of()
+    for _ in range(12):
+        fit(trainer, TensorBoard(tmp_path), num_epochs=1)
+    scalars, _ = events(tmp_path)
+    assert [point.step for point in scalars["loss"]] == [*range(12)]
 
 
 def test_tensorboard_shows_lists_nan_and_rounds_of_a_resumed_fit(tmp_path):
