@@ -287,7 +287,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             lr_schedule = Schedule.of(schedule)
         built = BuildArguments(spec, num_gpu, lr_schedule)
         self._session.engine_class.check_gpus(num_gpu)
-        self._model.start_over(built)
+        self._model.start_over(built, original)
         self._session.set_state(TrainingState())
 
     @entry_point
@@ -460,7 +460,12 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         checked: Sequence[AnyCallback] = check_callbacks(callbacks)
         if progress:
             checked = with_progress(checked)
-        return CallbackList(checked, self, validated=validated, averaged=averaged, online=online)
+        callback_list = CallbackList(
+            checked, self, validated=validated, averaged=averaged, online=online
+        )
+        for callback in callback_list.in_workers:
+            self._model.check_callback(callback)
+        return callback_list
 
     def _stopping(self, max_time: float | timedelta | None) -> Stopping:
         return Stopping(max_time, self.clock, self._session.engine_class.time_left())

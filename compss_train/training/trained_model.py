@@ -1,6 +1,7 @@
 """``TrainedModel``: a trainer's network, its global parameters and its history."""
 
 import secrets
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 from compss_train._utils.validation import check_seed
 from compss_train.data.coding import Coding
 from compss_train.exceptions import NotBuiltError
+from compss_train.model import copies
 from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
 from compss_train.model.model_state import (
@@ -26,6 +28,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
 from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.running_fit import Fit, FitRun
+from compss_train.worker.callbacks import WorkerCallback
 
 NOT_BUILT = "this trainer has no network yet; call build(net, optimizer, loss) first"
 
@@ -43,9 +46,10 @@ class TrainedModel:
         """The run of the current fit, while it has tasks."""
         self.start_over(None)
 
-    def start_over(self, built: BuildArguments | None) -> None:
-        """Start over with a network, or without one."""
+    def start_over(self, built: BuildArguments | None, original: nn.Module | None = None) -> None:
+        """Start over with a copy of the ``original`` network, or without one."""
         self._built = built
+        self._original = None if original is None else weakref.ref(original)
         self.uses_globals = False
         """Whether functions of the user use global variables, which tasks must not change."""
         self.parameters = {}
@@ -162,6 +166,20 @@ class TrainedModel:
             {**(seen["attributes"] or {}), **attributes},
             steps=self.built.training_spec.validation_step is not None,
         )
+
+    def check_callback(self, callback: WorkerCallback) -> None:
+        """Raise ``ValueError`` for a callback that holds the network that was given to ``build``.
+
+        In workers it would see that, and not the copy that a worker trains.
+        """
+        original = None if self._original is None else self._original()
+        if original is None:
+            return
+        if copies.LinkedTemplate(callback, [], original, original).holds_original:
+            raise ValueError(
+                f"{type(callback).__name__} holds the network that was given to build, but each "
+                "worker trains a copy; use context.model"
+            )
 
     @property
     def reports(self) -> Sequence[Measured]:

@@ -133,6 +133,20 @@ class Misnamed(WorkerCallback):
         pass
 
 
+class Holding(WorkerCallback):
+    def __init__(self, held):
+        self.held = held
+
+
+def test_the_network_that_was_given_is_not_the_one_that_a_worker_trains():
+    net = mlp()
+    trainer = trainer_of(net=net)
+    for held in (net, net[0], [net[0].weight]):
+        with pytest.raises(ValueError, match=r"Holding holds the network .*; use context\.model"):
+            fit(trainer, Holding(held))
+    fit(trainer, Holding(mlp()))
+
+
 def test_mistakes_are_found():
     with pytest.raises(ValueError, match="'samples' has another meaning in the history"):
         fit(trainer_of(), Named("samples", 3))
