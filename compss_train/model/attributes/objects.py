@@ -4,11 +4,10 @@ import hashlib
 import pickle
 import sys
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
@@ -19,17 +18,6 @@ _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"
 
 MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 """What torch gives all modules."""
-
-
-@cache
-def optimizer_attributes() -> frozenset[str]:
-    """Return what torch gives all optimizers, besides what their state_dict keeps.
-
-    It takes an optimizer to tell, and with the first one of a process torch imports its compiler:
-    programs that train nothing start twice as fast without.
-    """
-    optimizer = torch.optim.SGD([torch.zeros(1)])
-    return frozenset(vars(optimizer)) - {"state", "param_groups"}
 
 
 def class_of(value: Any) -> str:

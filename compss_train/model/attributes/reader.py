@@ -19,7 +19,6 @@ from compss_train.model.attributes.objects import (
     digest,
     is_foreign,
     is_opaque,
-    optimizer_attributes,
     slots_of,
 )
 from compss_train.model.attributes.plain_values import (
@@ -185,7 +184,9 @@ class AttributeReader:
         if isinstance(value, nn.Module):
             self._read_module(value, path)
         elif isinstance(value, torch.optim.Optimizer):
-            names = vars(value).keys() - optimizer_attributes()
+            # A new one tells what torch gives all; at import it would load torch's compiler.
+            of_torch = vars(torch.optim.SGD([torch.zeros(1)])).keys() - {"state", "param_groups"}
+            names = vars(value).keys() - of_torch
             self._read_names(vars(value), names, path)
         elif isinstance(value, partial):
             for number, argument in enumerate(value.args):
