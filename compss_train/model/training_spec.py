@@ -180,13 +180,14 @@ class TrainingSpec:
 
     def made_from(self, original: nn.Module) -> Self:
         """Return it for functions that may hold ``original``, of which its network is a copy."""
-        template = replace(self, original=original).template
+        linked = replace(self, original=original)
+        template = linked.template
         holds_original = isinstance(template, copies.LinkedTemplate) and template.holds_original
-        return replace(self, original=original) if holds_original else self
+        return linked if holds_original else self
 
-    @cached_property
+    @property
     def for_tasks(self) -> Self:
-        """The same, with functions that hold its own network, in which values may be missing."""
+        """The same, with functions that hold its own network: a copy without values if need be."""
         return self if self.original is None else self.weightless()
 
     def roots(self) -> dict[str, Any]:
@@ -213,7 +214,8 @@ class TrainingSpec:
     @cached_property
     def attributes(self) -> AttributeReader:
         """The attributes that a new copy has."""
-        return AttributeReader(self.for_tasks.net, self.for_tasks.roots())
+        spec = self.for_tasks
+        return AttributeReader(spec.net, spec.roots())
 
     @cached_property
     def immutable_attributes(self) -> ImmutableAttributes:
