@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from compss_train._utils.private_names import state_tensors
 from compss_train.model.attributes.plain_values import is_kept_whole, references
 from compss_train.model.attributes.reader import NETWORK, AttributeReader
 from compss_train.model.attributes.writer import AttributeWriter
@@ -56,7 +57,7 @@ def _is_trained_only(path: str) -> bool:
 
 def of_network(state: ModelState, net: nn.Module) -> ModelState:
     """Return what belongs to the network alone, is not merged, and is whole without the rest."""
-    merged = net.state_dict().keys()
+    merged = state_tensors(net).keys()
     buffers = {name: value for name, value in state["buffers"].items() if name not in merged}
     attributes = {
         path: value
@@ -72,7 +73,7 @@ def restore(
     state: ModelState, net: nn.Module, roots: Mapping[str, Any], device: str = "cpu"
 ) -> None:
     """Let a network and what is with it be in this state, on a device."""
-    merged = net.state_dict().keys()
+    merged = state_tensors(net).keys()
     own = {name: value for name, value in state["buffers"].items() if name not in merged}
     restore_buffers(net, own, device)
     if state["attributes"]:
@@ -137,7 +138,7 @@ def _own_buffers(net: nn.Module) -> dict[str, torch.Tensor]:
     buffers = dict(net.named_buffers(remove_duplicate=False))
     if not buffers:
         return {}
-    merged = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
+    merged = {id(tensor) for tensor in state_tensors(net).values()}
     return {
         name: buffer
         for name, buffer in buffers.items()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from compss_train._utils.private_names import state_tensors
 from compss_train._utils.validation import check_dense, warn_user
 from compss_train.model import compilation, copies, optimizers
 from compss_train.model.bound_optimizer import is_over
@@ -28,7 +29,7 @@ def checked_network(net: object) -> nn.Module:
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
     try:
-        tensors = net.state_dict(keep_vars=True)
+        tensors = state_tensors(net)
     except RecursionError:
         raise ValueError(f"the network, a {type(net).__name__}, {TOO_DEEP}") from None
     if not list(net.parameters()):
@@ -51,7 +52,7 @@ def checked_network(net: object) -> nn.Module:
     _check_scripted(net)
     buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
+        if is_lazy(tensor):
             continue
         try:
             check_dense(f"{name!r} of the network", tensor)
