@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compss_train._utils.installed import is_installed
 from compss_train._utils.private_names import version_of
 from compss_train.model.attributes.plain_values import state_of_generator
 from compss_train.model.copies import filled_cells
@@ -89,7 +90,7 @@ def _is_of_library(module: str | None) -> bool:
     if root in ("compss_train", "builtins", *sys.stdlib_module_names):
         return True
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
+    return is_installed(file)
 
 
 @lru_cache(maxsize=1000)  # reading takes milliseconds, which small fits notice

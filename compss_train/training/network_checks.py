@@ -1,5 +1,6 @@
 """Checks of networks and of the optimizers of their parameters, and copies of networks."""
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -179,4 +180,20 @@ def copied_network(net: nn.Module) -> nn.Module:
         check_picklable(net=net)
         if isinstance(error, RecursionError):  # Python 3.13 pickles deeper networks than it copies
             raise TypeError(f"net {TOO_DEEP}, and cannot be sent to other processes") from error
-        raise
+        name = _innermost_without_copy(net)
+        what = f"{name!r} of the network" if name else "net"
+        raise TypeError(
+            f"{what} cannot be copied ({error}), and each worker trains a "
+            "copy: let copy.deepcopy work with it, such as by __getnewargs__ or __deepcopy__"
+        ) from error
+
+
+def _innermost_without_copy(net: nn.Module) -> str:
+    """Return the name of the last module that deepcopy does not copy; inner ones come later."""
+    failed = ""
+    for name, module in net.named_modules():
+        try:
+            copy.deepcopy(module)
+        except Exception:
+            failed = name
+    return failed
