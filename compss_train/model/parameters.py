@@ -169,7 +169,11 @@ def as_parameters(values: Mapping[str, Any]) -> Parameters:
         name: of_tensors[name] if name in of_tensors else np.asarray(value)
         for name, value in values.items()
     }
-    left_out = [name for name, array in arrays.items() if array.dtype == object]
+    left_out = [
+        name
+        for name, array in arrays.items()
+        if array.dtype == object and not isinstance(values[name], np.ndarray | list | tuple)
+    ]
     if left_out:
         kinds = ", ".join(f"{name!r}, a {type(values[name]).__name__}" for name in left_out)
         validation.warn_user(

@@ -366,3 +366,79 @@ def test_data_sets_of_hugging_face_are_arrays(tmp_path, shuffled):
     assert ours.history[-1]["samples"] == 57
     with pytest.raises(TypeError, match=r"a DatasetDict; .* one split, such as dataset\['train'\]"):
         ours.evaluate(datasets.DatasetDict(train=dataset))
+
+
+class Graph:
+    """A sample whose parts have lengths of their own, and which can be iterated over."""
+
+    def __init__(self, nodes, label):
+        self.nodes = nodes
+        self.label = label
+
+    def __iter__(self):
+        yield "nodes", self.nodes
+        yield "label", self.label
+
+
+class Graphs:
+    """A batch of graphs, as one graph of all their nodes."""
+
+    def __init__(self, graphs):
+        self.nodes = torch.cat([graph.nodes for graph in graphs])
+        lengths = torch.tensor([len(graph.nodes) for graph in graphs])
+        self.owners = torch.repeat_interleave(lengths)
+        self.label = torch.tensor([graph.label for graph in graphs])
+
+
+class NetOfGraphs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner = nn.Linear(6, 8)
+        self.output = nn.Linear(8, 3)
+
+    def forward(self, graphs):
+        sums = torch.zeros(len(graphs.label), 8)
+        return self.output(sums.index_add(0, graphs.owners, self.inner(graphs.nodes).tanh()))
+
+
+def graph_step(model, batch, context):
+    return nn.functional.cross_entropy(model(batch), batch.label)
+
+
+def graph_trainer(engine="serial", workers=1):
+    trainer = trainer_of(engine, workers, net=NetOfGraphs)
+    return (
+        trainer.build(NetOfGraphs(), SGD, training_step=graph_step, validation_step=graph_step)
+        or trainer
+    )
+
+
+GRAPHS = [
+    Graph(torch.from_numpy(X[start : start + 1 + start % 4]), start % 3) for start in range(48)
+]
+
+
+@pytest.mark.parametrize(
+    "data", [Samples(GRAPHS, collate=Graphs), DataLoader(GRAPHS, batch_size=8, collate_fn=Graphs)]
+)
+def test_objects_are_samples_where_a_function_makes_batches(engine, data):
+    net = NetOfGraphs()
+    optimizer = torch.optim.SGD(net.parameters(), lr=SGD["lr"], momentum=SGD["momentum"])
+    for _ in range(2):
+        for start in range(0, len(GRAPHS), 8):
+            optimizer.zero_grad()
+            graph_step(net, Graphs(GRAPHS[start : start + 8]), None).backward()
+            optimizer.step()
+    trainer = graph_trainer(engine)
+    still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    trainer.fit(data, num_epochs=2, batch_size=8, validation_data=data, **still)
+    for name, parameter in net.named_parameters():
+        assert np.array_equal(trainer.get_parameters()[name], parameter.detach().numpy())
+    assert trainer.predict(data).shape == (48, 3)
+
+
+def test_objects_without_such_a_function_are_errors():
+    graphs = ConcatDataset([GRAPHS])
+    with pytest.raises(TypeError, match=r"a sample holds a Graph, .*Samples\(dataset, collate="):
+        graph_trainer().fit(graphs, num_epochs=1, batch_size=8, progress=False)
