@@ -2,7 +2,8 @@
 
 import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import nn
 
 from compss_train._utils.validation import check_seed
 from compss_train.data.coding import Coding
+from compss_train.data.sample_reading import SampleReader
 from compss_train.exceptions import NotBuiltError
-from compss_train.model import copies
 from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
 from compss_train.model.model_state import (
@@ -21,6 +22,9 @@ from compss_train.model.model_state import (
     restore,
     without_not_kept,
 )
+from compss_train.model.network_uses import network_use
+from compss_train.model.task_globals import check_network_unused
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
@@ -172,14 +176,42 @@ class TrainedModel:
 
         In workers it would see that, and not the copy that a worker trains.
         """
-        original = None if self._original is None else self._original()
-        if original is None:
-            return
-        if copies.LinkedTemplate(callback, [], original, original).holds_original:
+        use = self._use_of_original(callback)
+        if use:
             raise ValueError(
-                f"{type(callback).__name__} holds the network that was given to build, but each "
-                "worker trains a copy; use context.model"
+                f"{type(callback).__name__} {use}, but each worker trains a copy; use context.model"
             )
+
+    def check_reader(self, reader: SampleReader) -> None:
+        """Raise ``ValueError`` for a data set that uses the network that was given to ``build``.
+
+        Its samples would be those of the network as it was given, whatever workers train.
+        """
+        use = self._use_of_original(vars(reader))
+        if use:
+            raise ValueError(
+                f"the data set {use}, but workers train copies, so that its samples would not "
+                "change while they learn: compute what depends on the network in training_step=, "
+                "of the model that it gets; if samples are to be those of the network as it is "
+                "now, give the data set copy.deepcopy(net)"
+            )
+
+    def _use_of_original(self, value: Any) -> str:
+        """Return how an object uses the network that was given to ``build``; or nothing."""
+        original = None if self._original is None else self._original()
+        return "" if original is None else network_use(value, original)
+
+    def spec_with_pairing(self, pairing: Callable[..., Any] | None) -> TrainingSpec:
+        """Return what was built, with a function that pairs time steps.
+
+        Raises ``ValueError`` if it uses the network by a global variable.
+        """
+        spec = replace(self.built.training_spec, pairing=pairing)
+        original = None if self._original is None else self._original()
+        if pairing is None or original is None:
+            return spec
+        check_network_unused(spec.global_users, original)
+        return spec.made_from(original)
 
     @property
     def reports(self) -> Sequence[Measured]:

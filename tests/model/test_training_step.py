@@ -587,6 +587,27 @@ def test_what_a_dict_of_modules_cannot_do_is_an_error():
         trainer.predict(X)
 
 
+def test_gradients_that_update_would_lose_are_an_error():
+    """``update`` steps with the gradients of its loss alone."""
+
+    def step(model, batch, context):
+        (x, y), cross_entropy = batch, nn.functional.cross_entropy
+        if context.number == 2:
+            cross_entropy(model["a"](x), y).backward()
+        loss = cross_entropy(model["a"](x), y)
+        context.update("a", loss)
+        context.update("a", cross_entropy(model["a"](x), y))
+        return loss
+
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build({"a": nn.Linear(6, 3), "b": nn.Linear(3, 1)}, {"a": SGD}, training_step=step)
+    trainer.fit(X[:40], Y[:40], num_epochs=1, batch_size=20, progress=False)
+    with pytest.raises(
+        ValueError, match=r"called backward\(\) before context\.update\('a', loss\)"
+    ):
+        trainer.fit(X[:20], Y[:20], num_epochs=1, batch_size=20, progress=False)
+
+
 @pytest.mark.parametrize("method", ["fit", "check_fit"])
 def test_a_step_that_updates_none_of_several_optimizers_is_an_error(method):
     def only_returns(model, batch, context):

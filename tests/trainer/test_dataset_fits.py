@@ -125,6 +125,44 @@ def test_data_sets_are_evaluated_and_predicted_with(engine):
     assert trainer.history[-1]["val_loss"] == trainer.evaluate(X, Y)["loss"]
 
 
+class SamplesOnAxis1(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 3)
+
+    def forward(self, x):
+        return self.recurrent(x)[0]
+
+
+class WithStates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.recurrent(x)
+
+
+def on_axis_1(samples):
+    return torch.stack([torch.from_numpy(x).expand(4, 6) for x, _ in samples], dim=1)
+
+
+def on_axis_0(samples):
+    return on_axis_1(samples).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("net", "collate", "shape"),
+    [(SamplesOnAxis1, on_axis_1, (4, 19, 3)), (WithStates, on_axis_0, (1, 19, 3))],
+)
+def test_outputs_without_a_row_for_each_sample_are_not_joined(net, collate, shape):
+    trainer = trainer_of(net=net, loss=None, metric=None, training_step=lambda *_: None)
+    samples = Samples(Pairs(), collate=collate)
+    match = re.escape(f"output of shape {shape} for a batch of 19 samples")
+    with pytest.raises(ValueError, match=match):
+        trainer.predict(samples)
+
+
 def test_a_loader_has_the_size_of_batches():
     ours = trainer_of()
     theirs = trainer_of()
