@@ -6,6 +6,7 @@ parameters: each worker keeps them from round to round, like the model in a plai
 model stands for all, as in evaluation and in ``trainer.model()``, worker 0's are seen.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
@@ -114,16 +115,25 @@ def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, de
     """Set a network's own buffers on ``device`` to copies of saved ones; unknown names are ignored.
 
     A buffer of the same shape and dtype keeps its memory, so that tensors sharing it continue to do
-    so.
+    so; unless it has several names, with values of their own.
     """
-    modules = dict(net.named_modules(remove_duplicate=False)) if saved else {}
-    for name, value in (saved or {}).items():
+    if not saved:
+        return
+    modules = dict(net.named_modules(remove_duplicate=False))
+    names_of: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in net.named_buffers(remove_duplicate=False):
+        names_of[id(tensor)].append(name)
+    for name, value in saved.items():
         module_name, _, attribute = name.rpartition(".")
         module = modules.get(module_name)
         if module is None or not hasattr(module, attribute):
             continue
         buffer = getattr(module, attribute)
-        if buffer is not None and _is_alike(buffer, value):
+        is_shared = all(
+            other in saved and _is_alike(saved[other], value) and torch.equal(saved[other], value)
+            for other in names_of[id(buffer)]
+        )
+        if buffer is not None and is_shared and _is_alike(buffer, value):
             copy_into(buffer, value)
         else:
             setattr(module, attribute, value.to(device, copy=True))

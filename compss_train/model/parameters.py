@@ -89,7 +89,8 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 
     Vectors of ``spectral_norm`` get the length 1 if the mean of several workers has changed it.
 
-    Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them.
+    Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them, and for
+    different values of one tensor that has several names.
     """
     tensors = state_tensors(module)
     wrong = sorted(tensors.keys() ^ parameters.keys())
@@ -99,8 +100,16 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
             f"{wrong} are missing in the parameters, or are not in the network: it has "
             f"{[*tensors]}{hint}"
         )
+    names: dict[int, str] = {}
     for name, tensor in tensors.items():
         array = parameters[name]
+        first = names.setdefault(id(tensor), name)
+        if first != name and not has_same_bits(parameters[first], array):
+            raise ValueError(
+                f"{first!r} and {name!r} are one tensor in the network, and have different values: "
+                "give both the same, or let the network have two tensors; where a batch replaces "
+                "one of two buffers, let __init__ make two"
+            )
         if tuple(tensor.shape) != array.shape:
             raise ValueError(
                 f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network"
@@ -257,8 +266,12 @@ def first_diverged(after: Parameters, before: Parameters) -> str | None:
 
 
 def has_same_bits(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    """Return whether two arrays of one shape and dtype are the same, also in NaN and signs of 0."""
-    if first is second or not first.size:
+    """Return whether two arrays are the same, also in NaN and signs of 0."""
+    if first is second:
+        return True
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    if not first.size:
         return True
     if first.item(0) != second.item(0) and first.item(0) == first.item(0):
         return False  # as of most arrays that have changed

@@ -83,6 +83,10 @@ class AttributeReader:
         self._paths[id(value)] = path
         self.objects[path] = value
 
+    def is_elsewhere(self, value: Any, path: str) -> bool:
+        """Return whether a value is that of another path, which may only share it with this one."""
+        return self._paths.get(id(value), path) != path
+
     def _note_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what the optimizer's state_dict keeps."""
         self.note(optimizer.state, f"{OPTIMIZER}.state")
