@@ -465,6 +465,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         )
         for callback in callback_list.in_workers:
             self._model.check_callback(callback)
+        if callback_list.of_user:
+            callback_list.untrained_uses = self._model.untrained_uses(callback_list.of_user)
         return callback_list
 
     def _stopping(self, max_time: float | timedelta | None) -> Stopping:

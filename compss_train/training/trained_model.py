@@ -2,7 +2,7 @@
 
 import secrets
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.callback import Callback
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
 from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.running_fit import Fit, FitRun
+from compss_train.training.untrained_uses import UntrainedUses
 from compss_train.worker.callbacks import WorkerCallback
 
 NOT_BUILT = "this trainer has no network yet; call build(net, optimizer, loss) first"
@@ -195,6 +197,11 @@ class TrainedModel:
                 "of the model that it gets; if samples are to be those of the network as it is "
                 "now, give the data set copy.deepcopy(net)"
             )
+
+    def untrained_uses(self, callbacks: Iterable[Callback]) -> UntrainedUses | None:
+        """Return which callbacks use the network that was given to ``build``, if it is there."""
+        original = None if self._original is None else self._original()
+        return None if original is None else UntrainedUses(callbacks, original)
 
     def _use_of_original(self, value: Any) -> str:
         """Return how an object uses the network that was given to ``build``; or nothing."""

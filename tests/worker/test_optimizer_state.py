@@ -60,6 +60,7 @@ def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, groups, merge
         assert all(np.array_equal(whole[name], resumed[name]) for name in whole), order
 
 
+@pytest.mark.filterwarnings("ignore:the workers keep the states of LBFGS")
 @pytest.mark.parametrize(
     ("optimizer", "network", "name"),
     [
