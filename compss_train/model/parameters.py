@@ -112,7 +112,9 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
             )
         if tuple(tensor.shape) != array.shape:
             raise ValueError(
-                f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network"
+                f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network; a "
+                "network whose first batch changes shapes has to see one before it is given to "
+                "build"
             )
         if array.dtype.kind not in "biufc":
             raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
