@@ -74,10 +74,20 @@ def _items(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords}
     if isinstance(value, Mapping):
-        return value
+        return _by_name(value)
     if isinstance(value, Set):
-        return dict(enumerate(sorted(value, key=repr)))
+        return dict(enumerate(sorted(value, key=_named)))
     return dict(enumerate(value)) if isinstance(value, list | tuple) else None
+
+
+def _by_name(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the items of a mapping by names of its keys, which are the same in each process."""
+    items: dict[str, Any] = {}
+    for number, (key, item) in enumerate(mapping.items()):
+        is_text = _as_plain(key) is not None or isinstance(key, Enum)
+        name = str(key) if is_text else _named(key)
+        items[f"{name} {number}" if name in items else name] = item
+    return items
 
 
 def described(value: object, depth: int = 0) -> Any:
