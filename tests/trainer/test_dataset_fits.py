@@ -334,7 +334,7 @@ REFUSED = {
     ),
     "batch_size=None": (loader(batch_size=None), {}),
     "batch_sampler=list": (loader(batch_sampler=[[0, 1], [2]]), {}),
-    "worker_init_fn= belongs to an IterableDataset": (
+    "its processes are not used: leave it out. Random draws of a Pairs are seeded": (
         loader(worker_init_fn=print, batch_size=6),
         {},
     ),
