@@ -138,6 +138,23 @@ def network_user(users: GlobalUsers, net: nn.Module) -> tuple[FunctionType, str]
     return None
 
 
+def optimizer_user(
+    users: GlobalUsers, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[FunctionType, str] | None:
+    """Return the same for optimizers and their schedules."""
+    for function, names in users:
+        for name in names:
+            if is_of_optimizer(function.__globals__.get(name), optimizers):
+                return function, name
+    return None
+
+
+def is_of_optimizer(value: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Return whether a value is one of these optimizers, or a schedule of one."""
+    own_optimizer = getattr(value, "optimizer", None)
+    return any(optimizer is value or optimizer is own_optimizer for optimizer in optimizers)
+
+
 def check_network_unused(users: GlobalUsers, net: nn.Module) -> None:
     """Raise ``ValueError`` for a function that uses a network by a global variable.
 

@@ -2,11 +2,12 @@
 
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from compss_train._utils.validation import check_seed
@@ -22,7 +23,7 @@ from compss_train.model.model_state import (
     restore,
     without_not_kept,
 )
-from compss_train.model.network_uses import network_use
+from compss_train.model.network_uses import check_optimizers_unused, network_use
 from compss_train.model.task_globals import check_network_unused
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.reports.history import History
@@ -52,10 +53,19 @@ class TrainedModel:
         """The run of the current fit, while it has tasks."""
         self.start_over(None)
 
-    def start_over(self, built: BuildArguments | None, original: nn.Module | None = None) -> None:
-        """Start over with a copy of the ``original`` network, or without one."""
+    def start_over(
+        self,
+        built: BuildArguments | None,
+        original: nn.Module | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        """Start over with a copy of the ``original`` network, or without one.
+
+        ``optimizers`` are those over its parameters that the user gave.
+        """
         self._built = built
         self._original = None if original is None else weakref.ref(original)
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.uses_globals = False
         """Whether functions of the user use global variables, which tasks must not change."""
         self.parameters = {}
@@ -178,11 +188,11 @@ class TrainedModel:
 
         In workers it would see that, and not the copy that a worker trains.
         """
+        name = type(callback).__name__
+        check_optimizers_unused({name: callback}, self._given_optimizers)
         use = self._use_of_original(callback)
         if use:
-            raise ValueError(
-                f"{type(callback).__name__} {use}, but each worker trains a copy; use context.model"
-            )
+            raise ValueError(f"{name} {use}, but each worker trains a copy; use context.model")
 
     def check_reader(self, reader: SampleReader) -> None:
         """Raise ``ValueError`` for a data set that uses the network that was given to ``build``.
@@ -198,10 +208,18 @@ class TrainedModel:
                 "now, give the data set copy.deepcopy(net)"
             )
 
-    def untrained_uses(self, callbacks: Iterable[Callback]) -> UntrainedUses | None:
+    def untrained_uses(self, callbacks: Sequence[Callback]) -> UntrainedUses | None:
         """Return which callbacks use the network that was given to ``build``, if it is there."""
         original = None if self._original is None else self._original()
-        return None if original is None else UntrainedUses(callbacks, original)
+        if original is None:
+            return None
+        return UntrainedUses(callbacks, original, self._given_optimizers)
+
+    @property
+    def _given_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that were given to ``build``, as far as they are there."""
+        optimizers = (reference() for reference in self._optimizers)
+        return [optimizer for optimizer in optimizers if optimizer is not None]
 
     def _use_of_original(self, value: Any) -> str:
         """Return how an object uses the network that was given to ``build``; or nothing."""
