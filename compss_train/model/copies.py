@@ -51,7 +51,7 @@ _SHARED = (
 """Types whose objects deepcopy shares."""
 
 
-LEFT_TO_DEEPCOPY = (*_SHARED, torch.Tensor, np.ndarray)
+_LEFT_TO_DEEPCOPY = (*_SHARED, torch.Tensor, np.ndarray)
 """Types whose objects are not pickled, but shared or copied by deepcopy."""
 
 
@@ -86,7 +86,7 @@ def _without_state(functions: Sequence[FunctionType]) -> dict[int, FunctionType]
     return copied
 
 
-def state_of(function: FunctionType) -> tuple[Any, ...]:
+def _state_of(function: FunctionType) -> tuple[Any, ...]:
     """Return what a function holds and may change."""
     defaults = (function.__defaults__, function.__kwdefaults__)
     return filled_cells(function), *defaults, dict(vars(function))
@@ -240,7 +240,7 @@ class CopyTemplate(pickle.Pickler):
                 self.dump(value)
                 self._is_in_functions = True
                 for function in self._functions:  # which grow meanwhile
-                    self.dump(state_of(function))
+                    self.dump(_state_of(function))
                 self._pickle = stream.getvalue()
             self.clear_memo()
             if self._pickle:
@@ -277,7 +277,7 @@ class CopyTemplate(pickle.Pickler):
         memo.update(self._copies_of_stand_ins(memo))
         value = copy.deepcopy(self._value, memo)
         for function in self._functions:
-            _set_state(functions[id(function)], copy.deepcopy(state_of(function), memo))
+            _set_state(functions[id(function)], copy.deepcopy(_state_of(function), memo))
         return value
 
     def _copies_of_stand_ins(self, memo: dict[int, Any]) -> dict[int, Any]:
@@ -286,7 +286,7 @@ class CopyTemplate(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> int | None:
         """Keep what deepcopy shares or copies, and return its ``id``."""
-        if isinstance(obj, LEFT_TO_DEEPCOPY):
+        if isinstance(obj, _LEFT_TO_DEEPCOPY):
             if isinstance(obj, FunctionType) and not self._shares_functions:
                 # Those of this package keep nothing in attributes and defaults.
                 is_ours = f"{obj.__module__}".startswith(_PACKAGE) and not obj.__closure__

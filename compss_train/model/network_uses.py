@@ -5,9 +5,7 @@ sets and callbacks are not copied with it: in workers they would use it as it wa
 optimizer that was given trains nothing, nor does a schedule of it.
 """
 
-import pickle
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -15,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from compss_train.model.copies import LEFT_TO_DEEPCOPY, filled_cells, state_of
+from compss_train._utils.object_walk import ObjectWalk
+from compss_train.model.copies import filled_cells
 from compss_train.model.task_globals import (
     global_users,
     is_of_optimizer,
@@ -136,52 +135,22 @@ def _by_variable(what: str, user: tuple[FunctionType, str] | None) -> str:
     )
 
 
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-class _Search(pickle.Pickler):
-    """Pickles objects to nowhere, to see what they hold as fast as pickle walks through it.
-
-    Of tensors and arrays nothing is copied; objects of this package are left out.
-    """
+class _Search(ObjectWalk):
+    """Looks for a part of a network; keeps the classes of what it has seen."""
 
     def __init__(self, net: nn.Module) -> None:
-        super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL, buffer_callback=lambda _: None)
+        super().__init__()
         self._parts = {id(part) for part in (*net.modules(), *net.parameters(), *net.buffers())}
-        self.found = False
-        """Whether a part of the network was seen."""
-        self.functions: dict[int, FunctionType] = {}
-        """The functions that were seen, by their ``id``."""
         self.kinds: dict[type, None] = {}
         """The classes of the objects that were seen."""
 
-    def look_into(self, value: Any) -> None:
-        """See what an object holds, and the functions in it, as far as it can be pickled."""
-        waiting = [value]
-        looked_into = 0
-        while waiting and not self.found:
-            with suppress(Exception):
-                self.dump(waiting.pop())
-            functions = [*self.functions.values()]
-            waiting += map(state_of, functions[looked_into:])
-            looked_into = len(functions)
-
-    def reducer_override(self, obj: Any) -> Any:
-        """See an object, and let pickle walk on unless it is a tensor, an array or a function."""
-        if id(obj) in self._parts:
-            self.found = True
-            raise pickle.PicklingError("found")
-        if obj is object:
-            return NotImplemented
-        if isinstance(obj, FunctionType):
-            self.functions[id(obj)] = obj
+    def sees(self, obj: Any) -> bool:
+        """Look at an object; a part of the network ends the search."""
+        self.is_over = id(obj) in self._parts
         self.kinds[type(obj)] = None
-        if isinstance(obj, MethodType):
-            return object, (obj.__func__, obj.__self__)
-        # A trainer knows the network that it was given.
-        is_ours = type(obj).__module__.startswith("compss_train.")
-        return (object, ()) if is_ours or isinstance(obj, LEFT_TO_DEEPCOPY) else NotImplemented
+        return False
+
+    @property
+    def found(self) -> bool:
+        """Whether a part of the network was seen."""
+        return self.is_over

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data.collating import PredictionCollate
+from compss_train.data.generators import seed_all
 from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.measurements import Measured, MetricAccumulator
@@ -113,6 +114,8 @@ class _Transform:
 
 def _collated_batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
+    if source.job.reader is not None:
+        seed_all(source.job.reader.generators, 0)
     for cut in cut_batches(source, replica.device):
         batch = collated(cut, replica, source.job.reader, lambda _: 0)
         if batch.samples:

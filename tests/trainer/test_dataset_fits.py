@@ -4,6 +4,7 @@ engine.
 
 import random
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from torch.utils.data import (
 )
 
 from compss_train import BufferSpec, Merge, PartialShuffle, Samples, Schedule
+from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from tests.helpers.cases import slow
@@ -105,6 +107,50 @@ def test_samples_by_number_are_arrays(engine, number):
     assert [record["loss"] for record in ours.history] == [
         record["loss"] for record in theirs.history
     ]
+
+
+class Drawing(Pairs):
+    """Draws from generators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+        self.transform = partial(jittered, torch.Generator().manual_seed(0))
+
+    def __getitem__(self, number):
+        x, y = super().__getitem__(number)
+        return self.transform(x + self.generator.normal(size=6).astype(np.float32)), y
+
+
+class DrawingStream(Stream):
+    def __init__(self):
+        super().__init__()
+        self.generator = random.Random(0)
+
+    def __iter__(self):
+        for x, y in super().__iter__():
+            yield x + np.float32(self.generator.random()), y
+
+
+def jittered(generator, x):
+    return x + torch.randn(6, generator=generator).numpy()
+
+
+@pytest.mark.parametrize("kind", [Drawing, DrawingStream])
+def test_draws_from_generators_of_a_data_set_are_seeded(engine, kind, tmp_path):
+    """They do not depend on the process, the engine or a resume."""
+
+    def drawn(engine="serial", epochs=3, **options):
+        trainer = trainer_of(engine=engine, net=mlp)
+        fit(trainer, data=(kind(),), validation_data=Drawing(), num_epochs=epochs, **options)
+        return trainer
+
+    theirs = drawn()
+    begun = trainer_of(engine=engine, net=mlp)
+    fit(begun, Checkpoint(tmp_path), data=(kind(),), validation_data=Drawing(), num_epochs=1)
+    for ours in (drawn(engine), drawn(engine, resume=tmp_path)):
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+        assert ours.history[-1]["val_loss"] == theirs.history[-1]["val_loss"]
 
 
 def test_data_sets_are_evaluated_and_predicted_with(engine):
