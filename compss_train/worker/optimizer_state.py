@@ -211,7 +211,9 @@ def why_not_averaged(spec: TrainingSpec) -> str | None:
         _step_with_zeros(optimizer, spec)
     except RuntimeError as error:  # of sparse gradients
         return str(error)
-    for state in optimizer.state_dict()["state"].values():
+    for key, state in optimizer.state_dict()["state"].items():
+        if not isinstance(state, Mapping):
+            return f"it keeps {key!r} for all parameters together"
         for name, value in state.items():
             if not isinstance(value, torch.Tensor | None):
                 return f"it keeps {name!r} as a {type(value).__name__}"

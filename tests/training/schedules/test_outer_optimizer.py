@@ -294,7 +294,15 @@ class CountsInGroups(torch.optim.SGD):
             group["step"] = group.get("step", 0) + 1
 
 
-@pytest.mark.parametrize("kind", [Odd, CountsInGroups])
+class CountsForAll(torch.optim.SGD):
+    """Counts its steps beside the states of parameters, as MADGRAD does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["step"] = torch.tensor(1) + self.state.get("step", 0)
+
+
+@pytest.mark.parametrize("kind", [Odd, CountsInGroups, CountsForAll])
 def test_auto_keeps_what_cannot_be_averaged(kind):
     trainer = trainer_of(optimizer={"optimizer": kind, "lr": 0.1}, net=mlp)
     averaging = trainer_of(optimizer=PLAIN_SGD, net=mlp)
