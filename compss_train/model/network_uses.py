@@ -40,7 +40,7 @@ def network_use_in_calls(value: Any, net: nn.Module) -> str:
         search.look_into(used)
         if search.found:
             return f"uses the network that was given to build, as {name!r}"
-    users = global_users([function for function, _ in _called(value)])
+    users = global_users([function for function, _ in called_functions(value)])
     return _by_variable("network", network_user(users, net))
 
 
@@ -49,7 +49,7 @@ def optimizer_use(value: Any, optimizers: Sequence[torch.optim.Optimizer]) -> st
     for name, used in _used_in_calls(value).items():
         if is_of_optimizer(used, optimizers):
             return f"uses the optimizer that was given to build, as {name!r}"
-    users = global_users([function for function, _ in _called(value)])
+    users = global_users([function for function, _ in called_functions(value)])
     return _by_variable("optimizer", optimizer_user(users, optimizers))
 
 
@@ -66,7 +66,7 @@ def _used_in_calls(value: Any) -> dict[str, Any]:
         if id(current) in known:
             continue
         known.add(id(current))
-        for function, owner in _called(current):
+        for function, owner in called_functions(current):
             attributes = getattr(owner, "__dict__", {})
             names = set(function.__code__.co_names)
             parts = filled_cells(function) | {
@@ -81,14 +81,14 @@ def _used_in_calls(value: Any) -> dict[str, Any]:
     return used
 
 
-def _called(value: Any) -> list[tuple[FunctionType, Any]]:
+def called_functions(value: Any) -> list[tuple[FunctionType, Any]]:
     """Return the functions that run when a value is called, each with its object or ``None``.
 
     Of callbacks these are their hooks.
     """
     if isinstance(value, partial):
         arguments = (*value.args, *value.keywords.values())
-        return [pair for part in (value.func, *arguments) for pair in _called(part)]
+        return [pair for part in (value.func, *arguments) for pair in called_functions(part)]
     if isinstance(value, FunctionType):
         return [(value, None)]
     functions: list[Any]
