@@ -21,22 +21,37 @@ _Rows: TypeAlias = tuple[NDArray[np.uint8], ...]
 class RowStorage:
     """Stores each row of large samples as memory of its own; batches are stacked.
 
-    Rows that a put hands over are kept as they are, without a copy. What is removed is freed.
+    Rows that a put hands over are kept as they are, without a copy, and freed when they are
+    removed. The memory of copies is used again: memory that is new to the process takes as long as
+    a copy.
     """
 
     def __init__(self, capacity: int, like: SampleBatch) -> None:
         self._template = like.template
         self._leaves = like.leaves
         self._samples: list[_Rows] = [()] * capacity
+        self._unused: list[_Rows] = []
+        """Copies of samples that were removed."""
 
     def write(self, slots: NDArray[np.intp], incoming: SampleBatch, which: slice) -> None:
         """Store some of the rows: copies, or large ones that are handed over."""
         columns = [rows_of_bytes(rows[which]) for rows in incoming.rows.values()]
         for slot, rows in zip(slots.tolist(), zip(*columns, strict=True), strict=True):
-            self._samples[slot] = tuple(
-                row if incoming.is_handed_over and row.nbytes >= LARGE_BYTES else row.copy()
-                for row in rows
-            )
+            if incoming.is_handed_over:
+                self._samples[slot] = tuple(
+                    row if row.nbytes >= LARGE_BYTES else row.copy() for row in rows
+                )
+            else:
+                self._samples[slot] = self._copied(rows)
+
+    def _copied(self, rows: _Rows) -> _Rows:
+        """Return a copy of a sample."""
+        if not self._unused:
+            return tuple(row.copy() for row in rows)
+        copies = self._unused.pop()
+        for copy, row in zip(copies, rows, strict=True):
+            copy[:] = row
+        return copies
 
     def read(self, slots: NDArray[np.intp], *, pinned: bool = False) -> Any:
         """Return a copy of the rows, in page-locked memory if ``pinned``."""
@@ -61,8 +76,11 @@ class RowStorage:
         raise KeyError(name)
 
     def clear(self, slots: NDArray[np.intp]) -> None:
-        """Drop the rows, which frees their memory unless others use it."""
+        """Drop the rows; free those that were handed over, unless others use them."""
         for slot in slots.tolist():
+            rows = self._samples[slot]
+            if rows and all(row.flags.owndata for row in rows):
+                self._unused.append(rows)
             self._samples[slot] = ()
 
 

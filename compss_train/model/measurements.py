@@ -237,20 +237,27 @@ class MetricAccumulator:
         self._skipped_batches += 1
         self._skipped_samples += samples
 
-    def loss(self) -> tuple[float, float]:
-        """Return the sum of the losses of all that counts, and what the loss is a mean over."""
-        return self._loss.state()
+    @property
+    def loss(self) -> float:
+        """The sum of the losses of all that counts."""
+        total, _ = self._loss.state()
+        return total
+
+    @property
+    def count(self) -> float:
+        """What the loss is a mean over."""
+        _, count = self._loss.state()
+        return count
 
     def measured(self) -> Measured:
         """Return counts, sums and states over the batches so far."""
-        loss, count = self.loss()
         return Measured(
             samples=self.samples,
             batches=self._batches,
             skipped_batches=self._skipped_batches,
             skipped_samples=self._skipped_samples,
-            loss=loss,
-            count=count,
+            loss=self.loss,
+            count=self.count,
             metrics={name: state.state() for name, state in self._states.items()},
             named={name: values.state() for name, values in self._named.items()},
         )

@@ -26,6 +26,7 @@ from compss_train.net.messages import (
     shortened,
 )
 from compss_train.net.server import Client, MessageServer, Received
+from compss_train.net.shared_memory import SharedMemory, arrays_in, map_memory
 from compss_train.net.sockets import derived_token, new_token
 
 __all__ = [
@@ -40,8 +41,11 @@ __all__ = [
     "MessageServer",
     "Received",
     "ReceivedArray",
+    "SharedMemory",
+    "arrays_in",
     "derived_token",
     "joined",
+    "map_memory",
     "new_token",
     "pack_arrays",
     "pack_header",

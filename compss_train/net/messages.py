@@ -251,12 +251,7 @@ def unpack(frames: Sequence[Any]) -> Message:
 
 
 def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> ReceivedArray:
-    item_size = _ITEM_SIZES[name]
-    if len(shape) > _MAX_DIMENSIONS:
-        raise MessageError(f"an array of {len(shape)} dimensions; the maximum is {_MAX_DIMENSIONS}")
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise MessageError(f"an array of shape {shape}; give a list of integers of at least 0")
-    size = math.prod(shape) * item_size
+    size = _checked_size(name, shape)
     pieces = [remaining.popleft()]
     received = pieces[0].nbytes
     while received < size and remaining:
@@ -265,3 +260,24 @@ def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> Rece
     if received != size:
         raise MessageError(f"an array of {name} {shape} has {size} bytes, but {received} arrived")
     return ReceivedArray(name, tuple(shape), pieces, size)
+
+
+def array_at(memory: memoryview, start: int, name: str, shape: list[int]) -> ReceivedArray:
+    """Return an array that lies in memory; raise ``MessageError`` if it is not within it."""
+    size = _checked_size(name, shape)
+    if type(start) is not int or not 0 <= start <= len(memory) - size:
+        raise MessageError(
+            f"an array of {name} {shape} has {size} bytes, which do not lie at {start!r} in a "
+            f"memory of {len(memory)} bytes"
+        )
+    return ReceivedArray(name, tuple(shape), [memory[start : start + size]], size)
+
+
+def _checked_size(name: str, shape: list[int]) -> int:
+    """Return the size of an array in bytes; raise ``MessageError`` for a malformed shape."""
+    item_size = _ITEM_SIZES[name]
+    if len(shape) > _MAX_DIMENSIONS:
+        raise MessageError(f"an array of {len(shape)} dimensions; the maximum is {_MAX_DIMENSIONS}")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise MessageError(f"an array of shape {shape}; give a list of integers of at least 0")
+    return math.prod(shape) * item_size

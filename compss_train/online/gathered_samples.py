@@ -19,6 +19,41 @@ _SMALL_BYTES = 2**15
 """Size of a sample up to which it is copied, to be gathered with others."""
 
 
+@dataclass(frozen=True, slots=True)
+class SampleMessage:
+    """A message with one sample or several."""
+
+    header: Header
+    descriptions: ArrayDescriptions
+    """The dtypes and shapes of its arrays."""
+    columns: Sequence[Sequence[bytes | memoryview]]
+    """Their bytes, those of an array in one or more pieces."""
+    count: int
+    """How many samples it has."""
+    sample_bytes: int
+    """Size of one of them."""
+
+    @property
+    def size(self) -> int:
+        """Size of the samples in bytes."""
+        return self.count * self.sample_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest message that samples of this size travel in."""
+        if self.sample_bytes <= _SMALL_BYTES:
+            return _MOST_BYTES + _SMALL_BYTES
+        return self.sample_bytes
+
+    def frames(self) -> list[bytes | memoryview]:
+        """Return the frames of the message."""
+        first = pack_header(self.header, self.descriptions)
+        return [
+            first,
+            *(pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in self.columns),
+        ]
+
+
 @dataclass(slots=True)
 class PackedSample:
     """A sample as it is sent."""
@@ -45,12 +80,13 @@ class PackedSample:
         """Whether it may be gathered with others."""
         return self.size <= _SMALL_BYTES
 
-    def message(self) -> list[bytes | memoryview]:
-        """Return the frames of a message with this sample."""
+    def message(self) -> SampleMessage:
+        """Return a message with this sample."""
         header: Header = {"sample": self.number}
         if self.step is not None:
             header["step"] = self.step
-        return [pack_header(header, self.descriptions), *self.frames]
+        columns = [[frame] for frame in self.frames]
+        return SampleMessage(header, self.descriptions, columns, count=1, sample_bytes=self.size)
 
 
 @dataclass(eq=False)
@@ -93,8 +129,8 @@ class GatheredSamples:
         self._samples.append(sample)
         self._size += sample.size
 
-    def message(self, count: int) -> list[bytes | memoryview]:
-        """Return the frames of a message with the first ``count`` samples."""
+    def message(self, count: int) -> SampleMessage:
+        """Return a message with the first ``count`` samples."""
         if count == 1:
             return self._samples[0].message()
         samples = self._samples[:count]
@@ -103,8 +139,8 @@ class GatheredSamples:
         if first.step is not None:
             header["steps"] = [sample.step for sample in samples]
         descriptions = [(dtype, [count, *shape]) for dtype, shape in first.descriptions]
-        columns = zip(*(sample.frames for sample in samples), strict=True)
-        return [pack_header(header, descriptions), *map(b"".join, columns)]
+        columns = list(zip(*(sample.frames for sample in samples), strict=True))
+        return SampleMessage(header, descriptions, columns, count=count, sample_bytes=first.size)
 
     def drop(self, count: int) -> None:
         """Forget the first ``count`` samples, which were sent."""

@@ -21,9 +21,14 @@ from compss_train.net import (
     MessageError,
     MessageServer,
     ReceivedArray,
+    arrays_in,
     joined,
+    map_memory,
+    parsing,
     shortened,
+    sockets,
 )
+from compss_train.online.route import samples_ahead
 from compss_train.online.routing import Routing, StreamKeys
 from compss_train.online.source_messages import number_in, numbers_in
 
@@ -41,10 +46,6 @@ _BURST_SAMPLES = 64
 """Number of samples up to which those of several messages are put at once."""
 _BURST_BYTES = 2**19
 """Size of these up to which they are."""
-_MAX_AHEAD = 256
-"""Maximum number of samples of a sender that may be on their way or wait here; at least two are."""
-_BYTES_AHEAD = 2**22
-"""Approximate maximum size of these."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +58,9 @@ class _Samples:
     arrays: list[ReceivedArray]
     """x, and y if there is one, with a first dimension of these samples."""
     is_alone: bool = False
-    """Whether it is one sample, and nothing else shares the memory of its message."""
+    """Whether it is one sample, which came in a message for one."""
+    is_shared: bool = False
+    """Whether they lie in memory that their sender uses again."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -67,10 +70,15 @@ class _Samples:
         """Size in bytes."""
         return sum([array.size for array in self.arrays])
 
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether the buffer may keep their memory: nothing else shares it."""
+        return self.is_alone and not self.is_shared
+
     def after(self, count: int) -> "_Samples":
         """Return these without the first ``count`` samples."""
         arrays = [array.rows_from(count) for array in self.arrays]
-        return _Samples(self.numbers[count:], self.steps[count:], arrays)
+        return _Samples(self.numbers[count:], self.steps[count:], arrays, is_shared=self.is_shared)
 
 
 @dataclass(eq=False)
@@ -94,11 +102,20 @@ class _Sender:
     """Whether one of its samples does not fit: others may be on their way, which do not count."""
     gone: bool = False
     """Whether it has disconnected."""
+    memory: memoryview | None = None
+    """Memory that it shares with this worker."""
+    shared: int = 0
+    """How many of its messages have come in this memory."""
 
     @property
     def waiting(self) -> int:
         """How much of it waits: samples, and the end."""
         return self.samples + self.ends
+
+    @property
+    def released(self) -> int:
+        """How many of its messages in shared memory are not needed any more."""
+        return self.shared - sum([samples.is_shared for samples in self.messages])
 
     def drop(self, count: int) -> None:
         """Forget the first ``count`` samples that wait: they are in the buffer."""
@@ -227,15 +244,22 @@ class Receiver(Closable):
         if "lost" in header:
             self._give_up(sender, number_in(header, "lost"))
             return
+        if "memory" in header:
+            self._map_memory(sender, header["memory"])
+            return
         count = number_in(header, "count") if "count" in header else 1
         if sender.ended or sender.credit < count:
             raise MessageError("a sample after the end of the stream, or without credit")
+        is_shared = "shared" in header
+        if is_shared:
+            arrays = self._shared_arrays(sender, header["shared"])
         samples = self._samples(sender, header, arrays, count=count)
-        self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD * count // max(1, samples.size)))
+        samples.is_shared = is_shared
+        self._ahead = samples_ahead(samples.size // max(1, count))
         sender.credit -= count
         known = bisect_left(samples.numbers, sender.next)
         if known == count:
-            client.send({"credit": self._grant(sender)})
+            self._send_credit(client, sender)
             return
         sender.next = samples.numbers[-1] + 1
         sender.messages.append(samples.after(known) if known else samples)
@@ -263,6 +287,24 @@ class Receiver(Closable):
                 f"{[array.shape for array in arrays]}: their first dimension is that of the samples"
             )
         return _Samples(numbers, steps, arrays)
+
+    def _map_memory(self, sender: _Sender, offer: Any) -> None:
+        """Map the memory that a sender offers, if it can be opened."""
+        if not self.url.startswith(sockets.PRIVATE):
+            raise MessageError('"memory" over TCP; only programs at a socket file share memory')
+        if sender.memory is not None:
+            raise MessageError('"memory" was offered before; offer it once')
+        sender.memory = map_memory(offer)
+
+    def _shared_arrays(self, sender: _Sender, shared: Any) -> list[ReceivedArray]:
+        """Return the arrays of a message that lie in shared memory."""
+        if sender.memory is None:
+            raise MessageError('"shared" without memory that this worker has mapped')
+        with parsing():
+            start = shared["start"]
+            descriptions = shared["arrays"]
+        sender.shared += 1
+        return arrays_in(sender.memory, start, descriptions)
 
     def _check_follows(self, sender: _Sender, number: int) -> None:
         """Raise ``MessageError`` for a sample of another worker, and for one after a gap."""
@@ -301,6 +343,14 @@ class Receiver(Closable):
             return 0
         sender.credit += added
         return added
+
+    def _send_credit(self, client: Client, sender: _Sender) -> None:
+        """Tell a sender how many more samples it may send, and what it may write over."""
+        answer = {"credit": self._grant(sender)}
+        if sender.memory is not None:
+            answer["released"] = sender.released
+        if answer["credit"]:
+            client.send(answer)
 
     def _reject(self, client: Client, error: Exception) -> None:
         """Send an error to a sender, disconnect it, and forget it."""
@@ -343,9 +393,7 @@ class Receiver(Closable):
             self._put_failed(client, sender, error)
             return False
         sender.drop(samples)
-        credit = self._grant(sender)
-        if credit:
-            client.send({"credit": credit})
+        self._send_credit(client, sender)
         return samples > 0
 
     def _put_failed(self, client: Client, sender: _Sender, error: Exception) -> None:
@@ -372,13 +420,13 @@ class Receiver(Closable):
         if self._discarding.is_set() or known == len(numbers):
             return len(numbers)
         stacked_samples = self._stack(stream, burst, known)
-        is_alone = len(burst) == 1 and burst[0].is_alone
+        is_handed_over = len(burst) == 1 and burst[0].is_handed_over
         stored = len(numbers) - known
         with self._turn:  # a snapshot that waits comes first
             pass
         with self._putting:
             try:
-                self._buffer.put_many(stacked_samples, timeout=_TICK, copy=not is_alone)
+                self._buffer.put_many(stacked_samples, timeout=_TICK, copy=not is_handed_over)
             except BaseException as error:
                 stored = getattr(error, "stored", 0)
                 if isinstance(error, DifferentSampleError):

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -23,9 +22,10 @@ from compss_train._utils import Closable, validation
 from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
+from compss_train.net import Address, ConnectionLostError, Header, sockets
 from compss_train.online.deferred_call import DeferredCall
 from compss_train.online.gathered_samples import GatheredSamples, PackedSample
+from compss_train.online.route import Route
 from compss_train.online.routing import Routing
 from compss_train.online.source_messages import (
     Finished,
@@ -84,17 +84,6 @@ class FitLostError(TrainingEndedError):
     """The coordinator has ended without a word: the fit has failed, or may be started again."""
 
 
-@dataclass(eq=False)
-class _Route:
-    """The connection of a stream to one worker."""
-
-    connection: Connection
-    url: str
-    """Where the worker listens."""
-    credit: int = 0
-    """How many more samples it accepts."""
-
-
 class Stream(Closable):
     """Connects to the coordinator, and after its acceptance to the workers (``open``).
 
@@ -129,7 +118,7 @@ class Stream(Closable):
         """For the connection to the coordinator."""
         self._updated = 0.0
         """When messages of the coordinator were last processed."""
-        self._routes: dict[int, _Route] = {}
+        self._routes: dict[int, Route] = {}
         """By worker, the connection to it."""
         self._offsets: dict[int, int] = {}
         """By worker, its offset as of its last connection."""
@@ -199,7 +188,7 @@ class Stream(Closable):
     def _connect(self, worker: int, url: str) -> None:
         address = Address(self._reachable(url), self._key)
         connection = address.connect(self._greeting, self._context, _CONNECT_SECONDS)
-        self._routes[worker] = _Route(connection, url)
+        self._routes[worker] = Route(connection, url)
         self._offsets[worker] = self._receive(worker)["next"]
 
     def _reachable(self, url: str) -> str:
@@ -242,7 +231,7 @@ class Stream(Closable):
 
     def _disconnect(self, worker: int) -> None:
         if worker in self._routes:
-            self._routes.pop(worker).connection.close()
+            self._routes.pop(worker).close()
 
     def _with_worker(self, worker: int, action: Callable[[int], None]) -> None:
         """Call ``action`` for a worker, again over another connection whenever one is lost."""
@@ -324,8 +313,7 @@ class Stream(Closable):
         """Send a sample by itself, after those that were gathered."""
         self._hand_over(worker)
         self._await_credit(worker)
-        self._route(worker).connection.send_frames(packed.message())
-        self._route(worker).credit -= 1
+        self._route(worker).send(packed.message())
 
     def _make_room(self, packed: PackedSample, worker: int) -> None:
         """Send what was gathered for a worker, if a sample cannot be added to it."""
@@ -361,8 +349,7 @@ class Stream(Closable):
         route = self._route(worker)
         count = min(len(gathered), route.credit)
         if count:
-            route.connection.send_frames(gathered.message(count))
-            route.credit -= count
+            route.send(gathered.message(count))
             gathered.drop(count)
 
     def send_gathered(self) -> None:
@@ -430,7 +417,7 @@ class Stream(Closable):
             with suppress(OSError):
                 self.notify(SamplesLost(samples))
 
-    def _route(self, worker: int) -> _Route:
+    def _route(self, worker: int) -> Route:
         route = self._routes.get(worker)
         if route is None or route.url != self.urls[worker]:
             raise ConnectionLostError("the coordinator has lost it")
@@ -442,7 +429,7 @@ class Stream(Closable):
             self.update()
             self._check()
         header, _ = message
-        self._routes[worker].credit += header.get("credit", 0)
+        self._routes[worker].note(header)
         if "error" in header:
             self.rejected = header["error"] if "sample" in header else ""
             self._failed = ValueError(f"a worker rejected a sample: {header['error']}")

@@ -65,6 +65,22 @@ def test_only_large_rows_that_are_handed_over_are_kept_as_they_are():
     assert [batch["y"].unique().tolist() for batch in got] == [[7], [0]]
 
 
+def test_memory_of_large_copies_is_used_again_for_other_samples():
+    """What gets returned before stays as it was."""
+    buffer = FIFO(4)
+    column = torch.zeros(1, LARGE_BYTES // 4)
+    buffer.put_many({"x": column.clone(), "y": torch.zeros(1)}, copy=False)
+    got = [buffer.get_batch(1)]
+    for number in range(1, 12):
+        buffer.put_many({"x": column + number, "y": torch.full((1,), float(number))})
+        if number % 3 == 0:
+            got.append(buffer.get_batch(3))
+    buffer.signal_reception_over()
+    got.append(buffer.get_batch(4))
+    assert torch.cat([batch["x"][:, -1] for batch in got]).tolist() == [*range(12)]
+    assert torch.cat([batch["y"] for batch in got]).tolist() == [*range(12)]
+
+
 def test_what_is_kept_is_freed_with_its_sample():
     buffer = FIFO(10)
     memory = np.zeros((1, LARGE_BYTES), np.uint8)

@@ -42,7 +42,7 @@ def test_messages_have_the_samples_in_their_order(layouts, counts, has_steps):
         if not gathered.suits(packed):
             assert gathered.is_full
             count = len(gathered)
-            got += arrays_of(gathered.message(count))
+            got += arrays_of(gathered.message(count).frames())
             gathered.drop(count)
         gathered.add(packed)
         for array in arrays:
@@ -51,7 +51,7 @@ def test_messages_have_the_samples_in_their_order(layouts, counts, has_steps):
         taken = min(count, len(gathered))
         if taken:
             assert gathered.first == 5 + 2 * len(got)
-            got += arrays_of(gathered.message(taken))
+            got += arrays_of(gathered.message(taken).frames())
             gathered.drop(taken)
     assert len(gathered) + len(got) == len(expected)
     for (number, step, arrays), (got_number, got_step, got_arrays) in zip(

@@ -174,7 +174,7 @@ def test_offsets_advance_by_what_comes_and_a_gap_ends_the_connection(worker, los
 
 
 @pytest.mark.parametrize(
-    ("length", "samples", "ahead"), [(1, 600, 256), (2**15, 60, 32), (2**19, 16, 2)]
+    ("length", "samples", "ahead"), [(1, 600, 256), (2**15, 120, 64), (2**19, 20, 4)]
 )
 def test_a_full_buffer_blocks_the_sender(length, samples, ahead):
     sample = torch.zeros(length)
