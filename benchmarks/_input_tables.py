@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 
 UNIFORM = "uniform"
+LARGER_LABEL = f"{UNIFORM} x 1.5 (scale)"
+"""The row of 1.5 times as many uniform simulations, which samplers are to equal."""
+BASES = UNIFORM, LARGER_LABEL
+"""The rows that others are compared with by intervals."""
 NUMBERS = ("99th percentile", "mean", "median", "seconds")
 """What is compared: statistics of the errors of held-out simulations, and processor seconds."""
 GRAY = "#8a8f98"
@@ -18,10 +22,12 @@ Rows = Mapping[str, Mapping[int, dict[str, Any]]]
 """The results of a study by seed, by the label of their row; ``UNIFORM`` among them."""
 
 
-def ratios(rows: Rows, label: str, key: str) -> list[float]:
-    """Return the ratios of a number of a row to that of uniform inputs, of seeds that have both."""
-    base = rows[UNIFORM]
-    return [run[key] / base[seed][key] for seed, run in rows[label].items() if seed in base]
+def ratios(rows: Rows, label: str, key: str, base: str = UNIFORM) -> list[float]:
+    """Return the ratios of a number of a row to that of another one, of seeds that have both."""
+    base_runs = rows[base]
+    return [
+        run[key] / base_runs[seed][key] for seed, run in rows[label].items() if seed in base_runs
+    ]
 
 
 def mean_and_error(values: list[float]) -> str:
@@ -32,6 +38,16 @@ def mean_and_error(values: list[float]) -> str:
         return f"{mean:.2f}"
     error = mean * logarithms.std(ddof=1) / np.sqrt(len(values))
     return f"{mean:.2f} ± {error:.2f}"
+
+
+def interval(values: list[float]) -> str:
+    """Return the geometric mean and its 95% interval, by Student's t of the logarithms."""
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    logarithms = np.log(values)
+    mean = logarithms.mean()
+    reach = t.ppf(0.975, len(values) - 1) * logarithms.std(ddof=1) / np.sqrt(len(values))
+    return f"{np.exp(mean):.2f} ({np.exp(mean - reach):.2f} to {np.exp(mean + reach):.2f})"
 
 
 def print_rows(title: str, rows: Rows) -> None:
@@ -45,6 +61,20 @@ def print_rows(title: str, rows: Rows) -> None:
         if label != UNIFORM and number:
             texts = (f"{key} {mean_and_error(values[key])}" for key in NUMBERS)
             print(f"  {label} ({number} seeds): {', '.join(texts)}", flush=True)
+        if label not in BASES:
+            print_intervals(rows, label)
+
+
+def print_intervals(rows: Rows, label: str) -> None:
+    """Print a row's ratios to uniform inputs, and to more of them, with 95% intervals."""
+    for key in NUMBERS[:2]:
+        texts = []
+        for base in BASES:
+            values = ratios(rows, label, key, base)
+            if len(values) > 1:
+                texts.append(f"to {base} {interval(values)}")
+        if texts:
+            print(f"    {key}: {', '.join(texts)}", flush=True)
 
 
 def draw(path: Path, tables: Mapping[str, Rows]) -> None:

@@ -41,6 +41,7 @@ from compss_train.model.counted import Counted
 from compss_train.model.gradients import Gradients
 from compss_train.model.lightning_style import configured_schedule
 from compss_train.model.net_optimizers import bound_to_copy
+from compss_train.model.network_uses import check_optimizers_unused, given_optimizers
 from compss_train.model.output_loss import OUTPUT_LOSS, count_for
 from compss_train.model.resolving import (
     MetricSpec,
@@ -280,6 +281,9 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             validation_step=validation,
         )
         check_network_unused(spec.global_users, original)
+        optimizers_given = given_optimizers(optimizer)
+        functions = {name: root for name, root in spec.roots().items() if root is not network}
+        check_optimizers_unused(functions, optimizers_given)
         spec = spec.made_from(original)
         if schedule is None:
             lr_schedule = configured_schedule(network, factory)
@@ -287,7 +291,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             lr_schedule = Schedule.of(schedule)
         built = BuildArguments(spec, num_gpu, lr_schedule)
         self._session.engine_class.check_gpus(num_gpu)
-        self._model.start_over(built, original)
+        self._model.start_over(built, original, optimizers_given)
         self._session.set_state(TrainingState())
 
     @entry_point
@@ -465,6 +469,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         )
         for callback in callback_list.in_workers:
             self._model.check_callback(callback)
+        if callback_list.of_user:
+            callback_list.untrained_uses = self._model.untrained_uses(callback_list.of_user)
         return callback_list
 
     def _stopping(self, max_time: float | timedelta | None) -> Stopping:

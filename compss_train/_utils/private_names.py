@@ -37,6 +37,21 @@ def own_tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: kept[name] for name in kept if name not in module._non_persistent_buffers_set}
 
 
+def state_tensors(net: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and persistent buffers of a network themselves, by torch's names.
+
+    These are the entries of ``net.state_dict()``, in its order, unless a class or hook changes
+    that: it may leave out what is trained, rename or copy it, or add what is no tensor of the
+    network, such as the arguments of its ``__init__`` or a ``get_extra_state``.
+    """
+    return {
+        f"{path}.{name}" if path else name: tensor
+        for path, module in net.named_modules(remove_duplicate=False)
+        for name, tensor in {**module._parameters, **module._buffers}.items()
+        if tensor is not None and name not in module._non_persistent_buffers_set
+    }
+
+
 def held_by(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the dicts in which a module itself holds parameters, buffers and submodules."""
     return module._parameters, module._buffers, module._modules

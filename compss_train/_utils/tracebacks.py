@@ -4,8 +4,9 @@ import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
+from compss_train._utils.installed import is_installed
+
 _PACKAGE = "compss_train"
-_LIBRARY_FOLDERS = "site-packages", "dist-packages"
 
 
 def without_inner_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -25,7 +26,7 @@ def without_inner_frames(traceback: TracebackType | None) -> TracebackType | Non
     if not outside:
         return traceback
     kept = {0, *outside}
-    if all(_is_of_library(entries[number].tb_frame) for number in outside):
+    if all(is_installed(entries[number].tb_frame.f_code.co_filename) for number in outside):
         if names[-1] == _PACKAGE:
             return traceback
         kept.add(outside[0] - 1)
@@ -45,8 +46,3 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 def _top_module(frame: FrameType) -> str:
     name: str = frame.f_globals.get("__name__", "")
     return name.partition(".")[0]
-
-
-def _is_of_library(frame: FrameType) -> bool:
-    """Return whether a frame is of a package that is installed."""
-    return any(folder in frame.f_code.co_filename for folder in _LIBRARY_FOLDERS)

@@ -67,7 +67,8 @@ def _as_array(value: Any) -> NDArray[Any]:
             ) from error
         raise ValueError(
             f"cannot make an array of this {type(value).__name__}: {error}; all samples must "
-            "have the same shape: pad or cut them, and give an array or a tensor"
+            "have the same shape: pad or cut them, and give an array or a tensor; for samples that "
+            "are no arrays, give a DataLoader or Samples(..., collate=...)"
         ) from error
 
 

@@ -183,15 +183,21 @@ def _as_tensor(value: Any) -> torch.Tensor:
         return signed(value.detach().cpu())
     if isinstance(value, list) and holds_numbers(value):
         return tensor_of(value)
-    array = np.asarray(value)  # of an image, too
+    try:
+        array = np.asarray(value)  # of an image, too
+    except ValueError:  # of an object that can be iterated over, such as a graph
+        array = np.array(None)
     if array.dtype.kind not in "biufc":
         kind = type(value).__name__
-        content = f"a {kind} of dtype {array.dtype}"
+        content = f"a {kind}"
         if isinstance(value, str):
             content = f"the {kind} {value!r}"[:80]
+        elif hasattr(value, "dtype") or array.dtype != object:
+            content += f" of dtype {array.dtype}"
         raise TypeError(
             f"a sample holds {content}, which is not a number; convert it in the data set, "
-            "leave it out with Samples(dataset, x=..., y=...), or give collate="
+            "leave it out with Samples(dataset, x=..., y=...), or give the function that makes a "
+            "batch of a list of samples: Samples(dataset, collate=...)"
         )
     check_dtype(array.dtype)
     return as_tensor(signed(array))

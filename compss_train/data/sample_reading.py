@@ -4,6 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
 from compss_train.data.collating import Collate, collate_pairs, stacked
+from compss_train.data.generators import generators_in
 from compss_train.data.sample_roles import Roles
 
 Rows: TypeAlias = NDArray[np.int64]
@@ -39,6 +41,11 @@ class SampleReader(ABC):
     """Whether samples are read in sequence instead of by number."""
     counted: bool = True
     """Whether the number of samples is known."""
+
+    @property
+    def generators(self) -> Sequence[Any]:
+        """The random generators that the data set holds, in this process."""
+        return ()
 
     @abstractmethod
     def read(
@@ -75,6 +82,11 @@ class MapReader(SampleReader):
     roles: Roles
     collate: Collate | None
 
+    @cached_property
+    def generators(self) -> Sequence[Any]:
+        """The random generators that the data set and its ``collate`` hold."""
+        return generators_in((self.dataset, self.collate))
+
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
     ) -> ReadBatch:
@@ -97,6 +109,10 @@ class MapReader(SampleReader):
         except Exception as error:
             error.add_note(f"While sample {number} of a {type(self.dataset).__name__} was read.")
             raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the generators, which other processes find in their data set."""
+        return {name: value for name, value in vars(self).items() if name != "generators"}
 
     def read_first(self) -> ReadBatch:
         """Return a batch of the first sample, read by a copy: files may be opened for it."""

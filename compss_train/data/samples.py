@@ -223,6 +223,12 @@ def _samples_of_loader(loader: DataLoader[Any]) -> Samples:
         )
     if not isinstance(dataset, IterableDataset):
         _check_sampler(batch_sampler.sampler, dataset)
+        if loader.worker_init_fn is not None:
+            raise ValueError(
+                "the DataLoader has worker_init_fn=, and its processes are not used: leave it out. "
+                f"Random draws of a {type(dataset).__name__} are seeded for each sample; what a "
+                "process needs, such as open files, it makes in its first __getitem__"
+            )
     is_default = loader.collate_fn is torch_data.default_collate
     samples = Samples(
         dataset,

@@ -1,8 +1,9 @@
 """``StreamReader``: reads an ``IterableDataset`` in shards, as workers of a ``DataLoader`` do."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 from compss_train._utils.private_names import WorkerInfo, worker_info
 from compss_train.data.collating import Collate
+from compss_train.data.generators import generators_in
 from compss_train.data.sample_reading import ReadBatch, Reseed, Rows, SampleReader, batch_of
 from compss_train.data.sample_roles import Roles
 
@@ -85,6 +87,11 @@ class StreamReader(SampleReader):
     drop_last: bool
     _iterations: dict[int, _Iteration] = field(default_factory=dict, init=False)
 
+    @cached_property
+    def generators(self) -> Sequence[Any]:
+        """The random generators that the data set and its ``collate`` hold."""
+        return generators_in((self.dataset, self.collate, self.initialize))
+
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
     ) -> ReadBatch:
@@ -116,4 +123,5 @@ class StreamReader(SampleReader):
         return iteration is not None and iteration.epoch == epoch and iteration.ended
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_iterations": {}}
+        fields = {name: value for name, value in vars(self).items() if name != "generators"}
+        return {**fields, "_iterations": {}}

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.memory_order import memory_order
 from compss_train.data.block_bytes import flat_bytes
 from compss_train.data.values import shared_tensor
 from compss_train.exceptions import BadFileError
@@ -148,11 +149,8 @@ def is_on_file(array: object) -> bool:
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Keep the tensor's memory format (channels_last, for example): fused optimizers rely on it."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    dense = tensor.permute(order)
-    if not dense.is_contiguous():
-        order = list(range(tensor.dim()))
-        dense = tensor.contiguous()
+    order = memory_order(tensor)
+    dense = tensor.permute(order).contiguous()
     return _rebuild_tensor, (
         flat_bytes(dense).numpy(),
         tensor.dtype,

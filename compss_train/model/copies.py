@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from compss_train._utils.private_names import parametrized
+from compss_train._utils.private_names import parametrized, state_tensors
 from compss_train.model.devices import CPU
 
 _PACKAGE = "compss_train."
@@ -129,7 +129,7 @@ def copy_network(net: nn.Module) -> nn.Module:
 
 def own_entries(net: nn.Module) -> list[torch.Tensor]:
     """Return the tensors of the state_dict that have no attributes and own all of their memory."""
-    stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
+    stored = {id(tensor) for tensor in state_tensors(net).values()}
     plain = [
         tensor
         for tensor in (*net.parameters(), *net.buffers())

@@ -45,15 +45,18 @@ _IN_MEMORY = (CPU, "mps")
 """Types of devices whose memory is the CPU's; copies to others start from pinned memory."""
 
 
-def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
+def to_device(columns: Sequence[Any], device: str) -> tuple[Any, ...]:
     """Return columns on the device; copies to a GPU continue after the return, from pinned memory.
 
     torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has
-    ended.
+    ended. Objects that a user's function made, and that have no such methods, stay as they are.
     """
     if device.startswith(_IN_MEMORY):
-        return tuple(part.to(device) for part in columns)
-    return tuple(part.pin_memory().to(device, non_blocking=True) for part in columns)
+        return tuple(part.to(device) if hasattr(part, "to") else part for part in columns)
+    return tuple(
+        part.pin_memory().to(device, non_blocking=True) if hasattr(part, "pin_memory") else part
+        for part in columns
+    )
 
 
 def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:

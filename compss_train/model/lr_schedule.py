@@ -383,9 +383,12 @@ def rates(groups: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the learning rates of parameter groups by their names in records.
 
     That of the first group is ``lr``; those of others, and of all with a name, are ``lr/NAME``.
+    Optimizers that find their steps otherwise may have none.
     """
     named: dict[str, float] = {}
     for number, group in enumerate(groups):
+        if "lr" not in group:
+            continue
         named.setdefault("lr", float(group["lr"]))
         if number > 0 or "name" in group:
             named[f"lr/{group.get('name', number)}"] = float(group["lr"])

@@ -237,27 +237,20 @@ class MetricAccumulator:
         self._skipped_batches += 1
         self._skipped_samples += samples
 
-    @property
-    def loss(self) -> float:
-        """The sum of the losses of all that counts."""
-        total, _ = self._loss.state()
-        return total
-
-    @property
-    def count(self) -> float:
-        """What the loss is a mean over."""
-        _, count = self._loss.state()
-        return count
+    def loss(self) -> tuple[float, float]:
+        """Return the sum of the losses of all that counts, and what the loss is a mean over."""
+        return self._loss.state()
 
     def measured(self) -> Measured:
         """Return counts, sums and states over the batches so far."""
+        loss, count = self.loss()
         return Measured(
             samples=self.samples,
             batches=self._batches,
             skipped_batches=self._skipped_batches,
             skipped_samples=self._skipped_samples,
-            loss=self.loss,
-            count=self.count,
+            loss=loss,
+            count=count,
             metrics={name: state.state() for name, state in self._states.items()},
             named={name: values.state() for name, values in self._named.items()},
         )

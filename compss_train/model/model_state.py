@@ -6,12 +6,14 @@ parameters: each worker keeps them from round to round, like the model in a plai
 model stands for all, as in evaluation and in ``trainer.model()``, worker 0's are seen.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+from compss_train._utils.private_names import state_tensors
 from compss_train.model.attributes.plain_values import is_kept_whole, references
 from compss_train.model.attributes.reader import NETWORK, AttributeReader
 from compss_train.model.attributes.writer import AttributeWriter
@@ -56,7 +58,7 @@ def _is_trained_only(path: str) -> bool:
 
 def of_network(state: ModelState, net: nn.Module) -> ModelState:
     """Return what belongs to the network alone, is not merged, and is whole without the rest."""
-    merged = net.state_dict().keys()
+    merged = state_tensors(net).keys()
     buffers = {name: value for name, value in state["buffers"].items() if name not in merged}
     attributes = {
         path: value
@@ -72,7 +74,7 @@ def restore(
     state: ModelState, net: nn.Module, roots: Mapping[str, Any], device: str = "cpu"
 ) -> None:
     """Let a network and what is with it be in this state, on a device."""
-    merged = net.state_dict().keys()
+    merged = state_tensors(net).keys()
     own = {name: value for name, value in state["buffers"].items() if name not in merged}
     restore_buffers(net, own, device)
     if state["attributes"]:
@@ -113,16 +115,25 @@ def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, de
     """Set a network's own buffers on ``device`` to copies of saved ones; unknown names are ignored.
 
     A buffer of the same shape and dtype keeps its memory, so that tensors sharing it continue to do
-    so.
+    so; unless it has several names, with values of their own.
     """
-    modules = dict(net.named_modules(remove_duplicate=False)) if saved else {}
-    for name, value in (saved or {}).items():
+    if not saved:
+        return
+    modules = dict(net.named_modules(remove_duplicate=False))
+    names_of: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in net.named_buffers(remove_duplicate=False):
+        names_of[id(tensor)].append(name)
+    for name, value in saved.items():
         module_name, _, attribute = name.rpartition(".")
         module = modules.get(module_name)
         if module is None or not hasattr(module, attribute):
             continue
         buffer = getattr(module, attribute)
-        if buffer is not None and _is_alike(buffer, value):
+        is_shared = all(
+            other in saved and _is_alike(saved[other], value) and torch.equal(saved[other], value)
+            for other in names_of[id(buffer)]
+        )
+        if buffer is not None and is_shared and _is_alike(buffer, value):
             copy_into(buffer, value)
         else:
             setattr(module, attribute, value.to(device, copy=True))
@@ -137,7 +148,7 @@ def _own_buffers(net: nn.Module) -> dict[str, torch.Tensor]:
     buffers = dict(net.named_buffers(remove_duplicate=False))
     if not buffers:
         return {}
-    merged = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
+    merged = {id(tensor) for tensor in state_tensors(net).values()}
     return {
         name: buffer
         for name, buffer in buffers.items()

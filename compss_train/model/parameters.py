@@ -1,4 +1,4 @@
-"""Parameters: the whole state_dict of a model as named numpy arrays, and their files.
+"""Parameters: the tensors in the state_dict of a model as named numpy arrays, and their files.
 
 Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries
 are counters and masks. Formats that numpy does not have (bfloat16, float8) are stored as float32,
@@ -26,7 +26,7 @@ from torch import nn
 
 from compss_train._utils import files, validation
 from compss_train._utils.numpy_files import load_numpy
-from compss_train._utils.private_names import spectral_vectors
+from compss_train._utils.private_names import spectral_vectors, state_tensors
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model import devices, saved_state, value_encoding
 from compss_train.model.compression import Key
@@ -57,28 +57,22 @@ _SAME_LENGTH = 1e-3
 
 
 def from_module(module: nn.Module) -> Parameters:
-    """Return the module's state_dict as arrays; on the CPU they share the module's memory."""
-    return to_arrays(module.state_dict())
+    """Return the module's tensors as arrays; on the CPU they share the module's memory."""
+    return to_arrays(state_tensors(module))
 
 
-def to_arrays(tensors: Mapping[Key, Any]) -> dict[Key, NDArray[Any]]:
+def to_arrays(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, NDArray[Any]]:
     """Return tensors as arrays, in one copy from their device.
 
-    Raises ``TypeError`` and ``ValueError``, with its name, for a value that is no dense tensor.
+    Raises ``TypeError`` and ``ValueError``, with its name, for a tensor that is not dense.
     """
     on_device = [_checked(name, tensor) for name, tensor in tensors.items()]
     on_host = devices.to_host(on_device)
     return {name: tensor.numpy() for name, tensor in zip(tensors, on_host, strict=True)}
 
 
-def _checked(name: object, tensor: object) -> torch.Tensor:
+def _checked(name: object, tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor of a dtype that numpy has."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(
-            f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be "
-            "exchanged between workers. Remove get_extra_state from the module or register the "
-            "value as a buffer."
-        )
     if nn.parameter.is_lazy(tensor):
         raise ValueError(
             f"{name!r} is lazy and has no shape yet; run one batch through the network first"
@@ -95,9 +89,10 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 
     Vectors of ``spectral_norm`` get the length 1 if the mean of several workers has changed it.
 
-    Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them.
+    Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them, and for
+    different values of one tensor that has several names.
     """
-    tensors = module.state_dict()
+    tensors = state_tensors(module)
     wrong = sorted(tensors.keys() ^ parameters.keys())
     if wrong:
         hint = _prefix_hint(parameters, tensors)
@@ -105,11 +100,21 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
             f"{wrong} are missing in the parameters, or are not in the network: it has "
             f"{[*tensors]}{hint}"
         )
+    names: dict[int, str] = {}
     for name, tensor in tensors.items():
         array = parameters[name]
+        first = names.setdefault(id(tensor), name)
+        if first != name and not has_same_bits(parameters[first], array):
+            raise ValueError(
+                f"{first!r} and {name!r} are one tensor in the network, and have different values: "
+                "give both the same, or let the network have two tensors; where a batch replaces "
+                "one of two buffers, let __init__ make two"
+            )
         if tuple(tensor.shape) != array.shape:
             raise ValueError(
-                f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network"
+                f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network; a "
+                "network whose first batch changes shapes has to see one before it is given to "
+                "build"
             )
         if array.dtype.kind not in "biufc":
             raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
@@ -164,14 +169,30 @@ def _normalize_spectral_vectors(net: nn.Module) -> None:
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
-    """Return arrays, tensors or lists by name as arrays."""
+    """Return arrays, tensors or lists by name as arrays.
+
+    A warning names entries of a state_dict that are not numbers: they are left out.
+    """
     of_tensors = to_arrays(
         {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     )
-    return {
+    arrays = {
         name: of_tensors[name] if name in of_tensors else np.asarray(value)
         for name, value in values.items()
     }
+    left_out = [
+        name
+        for name, array in arrays.items()
+        if array.dtype == object and not isinstance(values[name], np.ndarray | list | tuple)
+    ]
+    if left_out:
+        kinds = ", ".join(f"{name!r}, a {type(values[name]).__name__}" for name in left_out)
+        validation.warn_user(
+            f"parameters are arrays of numbers, so that these are not set: {kinds}; what a network "
+            "keeps in attributes, such as that of get_extra_state, belongs into the network that "
+            "build gets"
+        )
+    return {name: array for name, array in arrays.items() if name not in left_out}
 
 
 class NamedArrays(Parameters, validation.Suggesting):
@@ -247,8 +268,12 @@ def first_diverged(after: Parameters, before: Parameters) -> str | None:
 
 
 def has_same_bits(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    """Return whether two arrays of one shape and dtype are the same, also in NaN and signs of 0."""
-    if first is second or not first.size:
+    """Return whether two arrays are the same, also in NaN and signs of 0."""
+    if first is second:
+        return True
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    if not first.size:
         return True
     if first.item(0) != second.item(0) and first.item(0) == first.item(0):
         return False  # as of most arrays that have changed
@@ -435,4 +460,6 @@ def _load_torch(path: Path) -> Parameters:
         state = _state_dict_in(state)
     if not isinstance(state, Mapping):
         raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
-    return to_arrays({str(name): tensor for name, tensor in state.items()})
+    if not any(map(torch.is_tensor, state.values())):
+        raise TypeError(f"it holds {', '.join(map(repr, state)) or 'nothing'}, and no tensors")
+    return as_parameters({str(name): value for name, value in state.items()})

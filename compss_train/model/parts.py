@@ -90,11 +90,6 @@ class Cut:
         """The shapes of the arrays, by name."""
         return {name: piece.shape for part in self.parts for name, piece in part.items()}
 
-    @property
-    def number(self) -> int:
-        """The number of parts."""
-        return len(self.parts)
-
     def split(self, arrays: Contribution) -> list[dict[str, Any]]:
         """Return the elements of each part; arrays that are not there are left out."""
         if len(self.parts) == 1:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compss_train._utils.installed import is_installed
 from compss_train._utils.private_names import version_of
 from compss_train.model.attributes.plain_values import state_of_generator
 from compss_train.model.copies import filled_cells
@@ -58,6 +59,8 @@ def global_users(objects: Iterable[Any]) -> GlobalUsers:
             used = value.__globals__.get(name)
             if isinstance(used, FunctionType | type):
                 waiting.append(used)
+            if isinstance(used, type):  # of which the function may make objects
+                waiting.append(used.__init__)  # type: ignore[misc]
             may_change = name in stored_names or not _is_constant(used)
             if may_change and not isinstance(used, FunctionType):
                 names.append(name)
@@ -67,15 +70,19 @@ def global_users(objects: Iterable[Any]) -> GlobalUsers:
 
 
 def _functions_of(value: Any) -> list[Any]:
-    """Return what may run when an object of a user is called."""
+    """Return what may run when an object of a user is called, which has been made before."""
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, type):
         bases = (base for base in value.__mro__ if not _is_of_library(base.__module__))
-        members = [member for base in bases for member in vars(base).values()]
-        return [member for member in members if isinstance(member, FunctionType)]
+        return [
+            member
+            for base in bases
+            for name, member in vars(base).items()
+            if name != "__init__" and isinstance(member, FunctionType)
+        ]
     if isinstance(value, nn.Module):
         return [*{type(module) for module in value.modules()}]
     return [type(value)] if not isinstance(value, _PLAIN) else []
@@ -89,7 +96,7 @@ def _is_of_library(module: str | None) -> bool:
     if root in ("compss_train", "builtins", *sys.stdlib_module_names):
         return True
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
+    return is_installed(file)
 
 
 @lru_cache(maxsize=1000)  # reading takes milliseconds, which small fits notice
@@ -117,24 +124,53 @@ def _is_constant(value: Any) -> bool:
     )
 
 
-def check_network_unused(users: GlobalUsers, net: nn.Module) -> None:
-    """Raise ``ValueError`` for a function that uses a network by a global variable.
+def network_user(users: GlobalUsers, net: nn.Module) -> tuple[FunctionType, str] | None:
+    """Return a function that uses a network by a global variable, and its name; ``None`` for none.
 
-    Workers train copies of it. Constants that the network holds may be used.
+    Constants that the network holds may be used.
     """
     parts = {id(part) for part in (*net.modules(), *net.parameters(), *net.buffers())}
     for function, names in users:
         for name in names:
             value = function.__globals__.get(name)
             if id(value) in parts and not _uses_constants(function.__code__, name, value):
-                raise ValueError(
-                    f"{function.__qualname__} uses the network by the global variable {name!r}, "
-                    "but each worker trains a copy: the function would go on with the network as "
-                    "it is now, and train nothing of it. Define it inside of a function where "
-                    f"{name!r} is a local variable, or in an object that keeps it in an attribute, "
-                    "such as self.net: these get the copy; or use the model that training_step= "
-                    "gets"
-                )
+                return function, name
+    return None
+
+
+def optimizer_user(
+    users: GlobalUsers, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[FunctionType, str] | None:
+    """Return the same for optimizers and their schedules."""
+    for function, names in users:
+        for name in names:
+            if is_of_optimizer(function.__globals__.get(name), optimizers):
+                return function, name
+    return None
+
+
+def is_of_optimizer(value: Any, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Return whether a value is one of these optimizers, or a schedule of one."""
+    own_optimizer = getattr(value, "optimizer", None)
+    return any(optimizer is value or optimizer is own_optimizer for optimizer in optimizers)
+
+
+def check_network_unused(users: GlobalUsers, net: nn.Module) -> None:
+    """Raise ``ValueError`` for a function that uses a network by a global variable.
+
+    Workers train copies of it.
+    """
+    user = network_user(users, net)
+    if user is None:
+        return
+    function, name = user
+    raise ValueError(
+        f"{function.__qualname__} uses the network by the global variable {name!r}, but each "
+        "worker trains a copy: the function would go on with the network as it is now, and train "
+        f"nothing of it. Define it inside of a function where {name!r} is a local variable, or in "
+        "an object that keeps it in an attribute, such as self.net: these get the copy; or use "
+        "the model that training_step= gets"
+    )
 
 
 def _uses_constants(code: CodeType, name: str, value: Any) -> bool:

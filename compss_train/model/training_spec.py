@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from compss_train._utils.private_names import state_tensors
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
 from compss_train.model.attributes.immutable import ImmutableAttributes
@@ -54,7 +55,7 @@ class TensorNames:
         name_of_tensor: dict[int, str] = {}
         first_names = {
             name: name_of_tensor.setdefault(id(tensor), name)
-            for name, tensor in net.state_dict(keep_vars=True).items()
+            for name, tensor in state_tensors(net).items()
         }
         trained = (
             name
@@ -142,7 +143,7 @@ class TrainingSpec:
 
     def summary(self) -> Table:
         """Return a table of what the network holds: trained and frozen parameters, and buffers."""
-        tensors = self.net.state_dict()
+        tensors = state_tensors(self.net)
         kinds = (
             dict.fromkeys(tensors, "frozen")
             | dict.fromkeys(self.names.weights, "trained")

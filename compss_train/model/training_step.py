@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compss_train.model.network_uses import called_functions
+
 Update: TypeAlias = Callable[[str, Tensor, bool], None]
 """A step of the optimizer of this name, with the gradients of a loss; whether its graph is kept."""
 
@@ -128,3 +130,16 @@ def as_step(value: Any, net: nn.Module, name: str) -> Step | None:
         )
     step: Step | None = value
     return step
+
+
+_CLIPPING = {"clip_grad_norm_", "clip_grad_value_"}
+"""The functions of torch that change gradients in place."""
+
+
+def clips_nothing(step: Any) -> str:
+    """Return the function with which a training step clips gradients that are not there yet.
+
+    It is nothing for a step without one, and for one that calls ``backward`` itself.
+    """
+    names = {name for function, _ in called_functions(step) for name in function.__code__.co_names}
+    return "" if "backward" in names else next(iter(sorted(names & _CLIPPING)), "")

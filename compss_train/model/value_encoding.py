@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
+
+from compss_train._utils.memory_order import memory_order
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -45,8 +48,8 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
     There they are named by their path in the value, which begins with ``name``.
 
-    Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, dicts, arrays
-    and tensors.
+    Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, deques, dicts,
+    arrays, tensors and torch's dtypes.
     """
 
     def inside(item: Any, part: object) -> Any:
@@ -66,10 +69,19 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {TYPE_KEY: "float", "value": repr(value)}
     if isinstance(value, torch.Tensor):
-        return {TYPE_KEY: "tensor", "name": _add_tensor(value, name, tensors)}
+        _check_tensor(value, name)
+        # Other strides would have other kernels, which round differently.
+        order = memory_order(value)
+        added = _add_tensor(value.permute(order), name, tensors)
+        document = {TYPE_KEY: "tensor", "name": added}
+        return document if order == sorted(order) else {**document, "order": order}
+    if isinstance(value, torch.dtype):
+        return {TYPE_KEY: "dtype", "value": str(value).removeprefix("torch.")}
     if isinstance(value, list | tuple):
         items = [inside(item, index) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {TYPE_KEY: "tuple", "items": items}
+    if isinstance(value, deque):
+        return {TYPE_KEY: "deque", "items": inside([*value], "items"), "maxlen": value.maxlen}
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value) and TYPE_KEY not in value:
             return {key: inside(item, key) for key, item in value.items()}
@@ -77,20 +89,25 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {TYPE_KEY: "dict", "items": pairs}
     raise TypeError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds "
-        "numbers, strings, None, lists, tuples, dicts, arrays and tensors"
+        "numbers, strings, None, lists, tuples, deques, dicts, arrays, tensors and torch's dtypes"
     )
 
 
 def _add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
     """Add a tensor under its path, or under a similar name if that is taken; return the name."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
-        description = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
-        raise TypeError(f"{path} is a tensor of {description}, which a checkpoint cannot hold")
+    _check_tensor(tensor, path)
     name = path.encode(errors="backslashreplace").decode()
     while name in tensors or name == _RESERVED:
         name += "'"
     tensors[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return name
+
+
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    """Raise ``TypeError`` for a tensor that files cannot hold."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
+        description = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
+        raise TypeError(f"{path} is a tensor of {description}, which a checkpoint cannot hold")
 
 
 def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -106,13 +123,18 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return float(document["value"])
     if kind == "tuple":
         return tuple(from_json(document["items"], tensors))
+    if kind == "deque":
+        return deque(from_json(document["items"], tensors), document["maxlen"])
+    if kind == "dtype":
+        return getattr(torch, document["value"])
     if kind == "dict":
         return {
             from_json(key, tensors): from_json(item, tensors) for key, item in document["items"]
         }
     tensor = tensors[document["name"]]
     if kind == "tensor":
-        return tensor
+        order = document.get("order")
+        return tensor if order is None else tensor.permute(np.argsort(order).tolist())
     array = tensor.numpy()
     return array if kind == "array" else array[()]
 
@@ -120,7 +142,7 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def encode_value(value: Any) -> torch.Tensor:
     """Return a value as a tensor of bytes.
 
-    It may have numbers, strings, ``None``, lists, tuples, dicts, arrays and tensors. The bytes are
+    It may have what ``to_json`` takes. The bytes are
     a safetensors file of its arrays, and of one more with the JSON that refers to them by name.
     Raises ``TypeError`` for other types.
     """

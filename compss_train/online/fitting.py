@@ -241,7 +241,7 @@ class OnlineFit(Fit, FitRun):
         recorder = self._recorder(server, parameters)
         job = self._job(server, parameters)
         parts = () if study is None else study.workers
-        spec = replace(session.model.built.training_spec, pairing=self.options.pairing)
+        spec = session.model.spec_with_pairing(self.options.pairing)
         workers = Workers(session, spec, job, reports=recorder.reports, folder=folder, parts=parts)
         router = StreamRouter(workers.all, job.keys, paired=job.paired)
         router.next_number = self.simulations.first_sender(self.options.buffer)

@@ -18,7 +18,7 @@ from compss_train.model.net_optimizers import SeveralOptimizers, make_optimizer
 from compss_train.model.schedule import Schedule
 from compss_train.model.training_loss import check_weightable
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.model.training_step import no_loss
+from compss_train.model.training_step import clips_nothing, no_loss
 from compss_train.training.description import Details, details
 from compss_train.training.network_checks import check_optimizer
 from compss_train.training.pickling import check_picklable
@@ -91,6 +91,12 @@ class BuildArguments:
     def _check_functions(self) -> None:
         """Raise ``TypeError`` for what is no function, or cannot be sent to workers."""
         spec = self.training_spec
+        clipping = "" if spec.training_step is None else clips_nothing(spec.training_step)
+        if clipping:
+            warn_user(
+                f"training_step calls {clipping}, but the trainer computes the gradients after it, "
+                "so that nothing is clipped: give gradients=Gradients(clip_norm=...) or clip_value="
+            )
         if spec.transform is not None and not callable(spec.transform):
             raise TypeError(
                 f"transform={spec.transform!r}: give a function of a batch of x, or None"

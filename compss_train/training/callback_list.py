@@ -12,6 +12,7 @@ from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.callback import AnyCallback, Callback, MergingWorker
 from compss_train.training.pickling import check_picklable
 from compss_train.training.trainer_protocol import TrainerProtocol
+from compss_train.training.untrained_uses import UntrainedUses
 from compss_train.worker.callbacks import WorkerCallback, numbered
 
 
@@ -45,11 +46,19 @@ class CallbackList:
             callback for callback in callbacks if isinstance(callback, WorkerCallback)
         )
         """The callbacks that run in the workers."""
+        self.of_user = tuple(
+            callback
+            for callback in self.callbacks
+            if not type(callback).__module__.startswith("compss_train.")
+        )
+        """The callbacks of the coordinator that are not this package's own."""
         self.all: tuple[AnyCallback, ...] = (*self.callbacks, *self.in_workers)
         self.set_hyperparameters = any(callback.sets_hyperparameters for callback in self.callbacks)
         """Whether a callback sets hyperparameters after rounds, which must not run ahead."""
         self._trainer = trainer
         self._started: list[Callback] = []
+        self.untrained_uses: UntrainedUses | None = None
+        """The callbacks that use the network which was given to ``build``, if any may."""
         self.saved: dict[str, Any] = {}
         """States from a checkpoint, which callbacks load at the start of the fit."""
         for kind in dict.fromkeys(map(type, callbacks)):
@@ -84,6 +93,8 @@ class CallbackList:
                 self._call(callback, "on_fit_start", self._trainer, total_samples)
             yield
             self._call_hook(state_first, "on_fit_end")
+            if self.untrained_uses is not None:
+                self.untrained_uses.warn_after("on_fit_end")
         except BaseException as error:
             self._tell_of(error)
             raise
@@ -136,6 +147,8 @@ class CallbackList:
     def round_end(self, record: dict[str, Any]) -> None:
         """Call ``on_round_end``."""
         self._call_hook(self.callbacks, "on_round_end", record)
+        if self.untrained_uses is not None:
+            self.untrained_uses.warn_after("on_round_end")
 
     def traced(self, number: int) -> set[int]:
         """Return the workers that are traced in round ``number``."""

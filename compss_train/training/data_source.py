@@ -400,9 +400,18 @@ def _source_of_samples(samples: Samples, blocks: int, floats: str | None) -> Dat
         numbers = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         with IN_PROCESS, random_state(0, "cpu"):
             reader.read_first()
-    x = BlockedTensor([[block] for block in numbers])
+    remarks: tuple[str, ...] = ()
+    if not reader.counted and not hasattr(samples.dataset, "__len__"):
+        remarks = (
+            f"an epoch lasts until the {type(samples.dataset).__name__} ends; of one without an "
+            "end, give Samples(dataset, size=...)",
+        )
     return DataSource(
-        columns={"x": x}, reader=reader, batch_size=samples.batch_size, notes=reader.notes
+        columns={"x": BlockedTensor([[block] for block in numbers])},
+        reader=reader,
+        batch_size=samples.batch_size,
+        notes=reader.notes,
+        remarks=remarks,
     )
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from compss_train._utils import __version__
+from compss_train._utils.installed import is_installed
 from compss_train._utils.nested import leaves
 from compss_train._utils.private_names import own_tensors
 from compss_train.data.block_bytes import flat_bytes
@@ -46,7 +47,6 @@ Deeper values are described by their type, and have no details.
 CODE = f"code in Python {sys.version_info.major}.{sys.version_info.minor}"
 """The name of the hash of a function's code, which versions of Python compile differently."""
 _EMPTY = CellType()
-_INSTALLED = ("site-packages", "dist-packages", "<frozen")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that hold parameters, buffers, submodules, hooks and the mode."""
 
@@ -74,10 +74,20 @@ def _items(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords}
     if isinstance(value, Mapping):
-        return value
+        return _by_name(value)
     if isinstance(value, Set):
-        return dict(enumerate(sorted(value, key=repr)))
+        return dict(enumerate(sorted(value, key=_named)))
     return dict(enumerate(value)) if isinstance(value, list | tuple) else None
+
+
+def _by_name(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the items of a mapping by names of its keys, which are the same in each process."""
+    items: dict[str, Any] = {}
+    for number, (key, item) in enumerate(mapping.items()):
+        is_text = _as_plain(key) is not None or isinstance(key, Enum)
+        name = str(key) if is_text else _named(key)
+        items[f"{name} {number}" if name in items else name] = item
+    return items
 
 
 def described(value: object, depth: int = 0) -> Any:
@@ -210,8 +220,8 @@ class _Collector:
     def _of_function(self, name: str, function: FunctionType, depth: int) -> Details:
         full_name = _full_name(function)
         code = function.__code__
-        is_installed = any(folder in code.co_filename for folder in _INSTALLED)
-        if is_installed or function.__module__.startswith("compss_train."):
+        is_of_library = code.co_filename.startswith("<frozen") or is_installed(code.co_filename)
+        if is_of_library or function.__module__.startswith("compss_train."):
             return {name: full_name}
         cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
         closure = {key: cell.cell_contents for key, cell in cells if cell != _EMPTY}

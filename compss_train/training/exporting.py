@@ -23,7 +23,7 @@ from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block_passes import BlockPass
 from compss_train.model import copies
 from compss_train.model import parameters as params
-from compss_train.model.devices import IN_PROCESS
+from compss_train.model.devices import CPU, IN_PROCESS
 from compss_train.model.replica import outputs
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import EXAMPLE_ROWS, DataSource
@@ -285,7 +285,8 @@ def _write_program(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], 
 def _write_weights(path: Path, net: nn.Module, calls: Calls | None) -> Callable[[Any], Any]:
     """Write a network's weights; return a copy of the network that has read them."""
     params.save(path, params.from_module(net))
-    written = copies.copy_network(net).eval()
+    # Its hooks hold it, as those of the network hold the network.
+    written = copies.CopyTemplate(net, []).copy(CPU).eval()
     params.load_into(written, params.load(path))
     return lambda x: outputs(written, x)
 

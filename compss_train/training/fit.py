@@ -27,6 +27,7 @@ from compss_train.training.presets import (
 )
 from compss_train.worker.callbacks import WorkerCallback
 from compss_train.worker.merging.buffers import NO_BUFFER_RULES, BufferRules
+from compss_train.worker.optimizer_state import why_not_averaged
 from compss_train.worker.work import Job, Residency
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
@@ -343,6 +344,8 @@ class FitOptions:
                 options = replace(self, batch_size=batch_size)
                 every = options.samples_between_merges(source.sizes, num_workers) // batch
             chosen = auto_merge(facts, batch, every)
+            if chosen.optimizer_state == "average" and why_not_averaged(spec) is not None:
+                chosen = replace(chosen, optimizer_state="keep")
         merge = replace(self.merge, kind=self.merge.kind_of_preset).with_defaults(chosen)
         return replace(self, merge=merge, batch_size=batch_size, preset=preset)
 

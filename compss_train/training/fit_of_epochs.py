@@ -3,11 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from compss_train._utils.validation import warn_once
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import ResumePoint, RoundPlan
 from compss_train.model import parameters as params
 from compss_train.model.class_weights import weights_in_order
+from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.training_loss import check_weightable
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
@@ -187,10 +190,11 @@ def prepare_fit(
     validation = None
     if options.validation_data is not None:
         validation = _validation_data(session, options.validation_data, data)
-    _check_merge(options.merge, spec)
+    workers = min(data.shares(options.order), session.num_workers)
+    _check_merge(options.merge, spec, workers)
     if options.merge.buffers is not None:
         session.buffer_rules(options.merge)  # raises if they do not suit the network
-    options.merge.check_workers(min(data.shares(options.order), session.num_workers))
+    options.merge.check_workers(workers)
     if callbacks.weighs:
         options.merge.check_merges_several()
     data_checks.check_options(options, data, session.num_workers, schedule)
@@ -236,6 +240,8 @@ def _training_data(
     if isinstance(x, FileDataset) and options.order != "partial":
         x = x.cut(blocks)
     data = as_data_source(x, y, blocks, floats=spec.float_dtype, engine=session.engine_class.name)
+    if data.reader is not None:
+        model.check_reader(data.reader)
     if options.sample_weight is not None or data.dataset is not None:
         data = data.weighted(options.sample_weight)
     if checkpoint is None:
@@ -269,7 +275,7 @@ def _check_targets(data: DataSource) -> None:
             check_target(next(column.blocks()))
 
 
-def _check_merge(merge: Merge, spec: TrainingSpec) -> None:
+def _check_merge(merge: Merge, spec: TrainingSpec, workers: int) -> None:
     """Raise the errors of a merge that the network or its optimizer does not support."""
     if merge.outer_optimizer is not None:
         check_outer_optimizer(merge.outer_optimizer, spec.net)
@@ -280,3 +286,16 @@ def _check_merge(merge: Merge, spec: TrainingSpec) -> None:
         )
     if merge.optimizer_state == "average":
         check_averageable(spec)
+    keeps_states = merge.optimizer_state in (None, "keep")
+    if keeps_states and workers > 1 and spec.closure_use == "evaluates":
+        _warn_of_curvature(spec)
+
+
+def _warn_of_curvature(spec: TrainingSpec) -> None:
+    """Warn if workers would go on with states of LBFGS."""
+    if isinstance(make_optimizer(spec.optimizer, spec.net), torch.optim.LBFGS):
+        warn_once(
+            "the workers keep the states of LBFGS, which describe the steps of one worker: these "
+            "do not lead to the merged parameters, and the fit may diverge; give "
+            'merge=Merge(optimizer_state="reset")'
+        )

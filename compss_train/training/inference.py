@@ -259,6 +259,8 @@ def inference(
     data = as_data_source(
         *samples, workers, targets=targets, floats=floats, engine=session.engine_class.name
     )
+    if data.reader is not None:
+        model.check_reader(data.reader)
     check_same_coding(model.coding, data, "the data")
     if targets:
         _tell_of_weights(data)
@@ -319,6 +321,8 @@ def validation_source(session: Session, validation_data: Any) -> DataSource:
     except (TypeError, ValueError) as error:
         error.add_note("This is about validation_data=.")
         raise
+    if data.reader is not None:
+        session.model.check_reader(data.reader)
     _tell_of_weights(data)
     return data
 

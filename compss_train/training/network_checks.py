@@ -1,11 +1,13 @@
 """Checks of networks and of the optimizers of their parameters, and copies of networks."""
 
+import copy
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from compss_train._utils.private_names import state_tensors
 from compss_train._utils.validation import check_dense, warn_user
 from compss_train.model import compilation, copies, optimizers
 from compss_train.model.bound_optimizer import is_over
@@ -28,7 +30,7 @@ def checked_network(net: object) -> nn.Module:
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
     try:
-        tensors = net.state_dict(keep_vars=True)
+        tensors = state_tensors(net)
     except RecursionError:
         raise ValueError(f"the network, a {type(net).__name__}, {TOO_DEEP}") from None
     if not list(net.parameters()):
@@ -51,7 +53,7 @@ def checked_network(net: object) -> nn.Module:
     _check_scripted(net)
     buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
+        if is_lazy(tensor):
             continue
         try:
             check_dense(f"{name!r} of the network", tensor)
@@ -178,4 +180,20 @@ def copied_network(net: nn.Module) -> nn.Module:
         check_picklable(net=net)
         if isinstance(error, RecursionError):  # Python 3.13 pickles deeper networks than it copies
             raise TypeError(f"net {TOO_DEEP}, and cannot be sent to other processes") from error
-        raise
+        name = _innermost_without_copy(net)
+        what = f"{name!r} of the network" if name else "net"
+        raise TypeError(
+            f"{what} cannot be copied ({error}), and each worker trains a "
+            "copy: let copy.deepcopy work with it, such as by __getnewargs__ or __deepcopy__"
+        ) from error
+
+
+def _innermost_without_copy(net: nn.Module) -> str:
+    """Return the name of the last module that deepcopy does not copy; inner ones come later."""
+    failed = ""
+    for name, module in net.named_modules():
+        try:
+            copy.deepcopy(module)
+        except Exception:
+            failed = name
+    return failed

@@ -2,16 +2,18 @@
 
 import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from compss_train._utils.validation import check_seed
 from compss_train.data.coding import Coding
+from compss_train.data.sample_reading import SampleReader
 from compss_train.exceptions import NotBuiltError
-from compss_train.model import copies
 from compss_train.model import parameters as params
 from compss_train.model.measurements import Measured
 from compss_train.model.model_state import (
@@ -21,13 +23,18 @@ from compss_train.model.model_state import (
     restore,
     without_not_kept,
 )
+from compss_train.model.network_uses import check_optimizers_unused, network_use
+from compss_train.model.task_globals import check_network_unused
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.callback import Callback
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
 from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.running_fit import Fit, FitRun
+from compss_train.training.untrained_uses import UntrainedUses
 from compss_train.worker.callbacks import WorkerCallback
 
 NOT_BUILT = "this trainer has no network yet; call build(net, optimizer, loss) first"
@@ -46,10 +53,19 @@ class TrainedModel:
         """The run of the current fit, while it has tasks."""
         self.start_over(None)
 
-    def start_over(self, built: BuildArguments | None, original: nn.Module | None = None) -> None:
-        """Start over with a copy of the ``original`` network, or without one."""
+    def start_over(
+        self,
+        built: BuildArguments | None,
+        original: nn.Module | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        """Start over with a copy of the ``original`` network, or without one.
+
+        ``optimizers`` are those over its parameters that the user gave.
+        """
         self._built = built
         self._original = None if original is None else weakref.ref(original)
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.uses_globals = False
         """Whether functions of the user use global variables, which tasks must not change."""
         self.parameters = {}
@@ -172,14 +188,55 @@ class TrainedModel:
 
         In workers it would see that, and not the copy that a worker trains.
         """
+        name = type(callback).__name__
+        check_optimizers_unused({name: callback}, self._given_optimizers)
+        use = self._use_of_original(callback)
+        if use:
+            raise ValueError(f"{name} {use}, but each worker trains a copy; use context.model")
+
+    def check_reader(self, reader: SampleReader) -> None:
+        """Raise ``ValueError`` for a data set that uses the network that was given to ``build``.
+
+        Its samples would be those of the network as it was given, whatever workers train.
+        """
+        use = self._use_of_original(vars(reader))
+        if use:
+            raise ValueError(
+                f"the data set {use}, but workers train copies, so that its samples would not "
+                "change while they learn: compute what depends on the network in training_step=, "
+                "of the model that it gets; if samples are to be those of the network as it is "
+                "now, give the data set copy.deepcopy(net)"
+            )
+
+    def untrained_uses(self, callbacks: Sequence[Callback]) -> UntrainedUses | None:
+        """Return which callbacks use the network that was given to ``build``, if it is there."""
         original = None if self._original is None else self._original()
         if original is None:
-            return
-        if copies.LinkedTemplate(callback, [], original, original).holds_original:
-            raise ValueError(
-                f"{type(callback).__name__} holds the network that was given to build, but each "
-                "worker trains a copy; use context.model"
-            )
+            return None
+        return UntrainedUses(callbacks, original, self._given_optimizers)
+
+    @property
+    def _given_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that were given to ``build``, as far as they are there."""
+        optimizers = (reference() for reference in self._optimizers)
+        return [optimizer for optimizer in optimizers if optimizer is not None]
+
+    def _use_of_original(self, value: Any) -> str:
+        """Return how an object uses the network that was given to ``build``; or nothing."""
+        original = None if self._original is None else self._original()
+        return "" if original is None else network_use(value, original)
+
+    def spec_with_pairing(self, pairing: Callable[..., Any] | None) -> TrainingSpec:
+        """Return what was built, with a function that pairs time steps.
+
+        Raises ``ValueError`` if it uses the network by a global variable.
+        """
+        spec = replace(self.built.training_spec, pairing=pairing)
+        original = None if self._original is None else self._original()
+        if pairing is None or original is None:
+            return spec
+        check_network_unused(spec.global_users, original)
+        return spec.made_from(original)
 
     @property
     def reports(self) -> Sequence[Measured]:

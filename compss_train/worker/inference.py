@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train._utils.nested import map_leaves
+from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data.collating import PredictionCollate
+from compss_train.data.generators import seed_all
 from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.measurements import Measured, MetricAccumulator
@@ -113,6 +114,8 @@ class _Transform:
 
 def _collated_batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
+    if source.job.reader is not None:
+        seed_all(source.job.reader.generators, 0)
     for cut in cut_batches(source, replica.device):
         batch = collated(cut, replica, source.job.reader, lambda _: 0)
         if batch.samples:
@@ -176,7 +179,7 @@ def predict(
             replica.restore(reports[0].model_state)
         transform = _Transform(replica)
         batches = _without_targets(replica, source_of(job, work, values))
-        outputs = [_output(replica, batch, transform) for batch in batches]
+        outputs = [_with_rows(_output(replica, batch, transform), batch) for batch in batches]
         conversions = sorted(replica.conversions)
         return outputs, Measured(warnings=transform.warnings, conversions=conversions)
 
@@ -186,6 +189,23 @@ def _output(replica: ModelReplica, batch: Batch, transform: Callable[[Any], Any]
     with replica.annotate_errors(batch.x), replica.autocast():
         output = replica.predict(transform(batch.x))
     return map_leaves(lambda part: _as_array(part, replica.half), output)
+
+
+def _with_rows(output: Any, batch: Batch) -> Any:
+    """Return the outputs of a batch; raise ``ValueError`` unless they have a row for each sample.
+
+    Those of several batches are joined by rows.
+    """
+    for array in leaves(output):
+        if len(array) != batch.samples:
+            raise ValueError(
+                f"the network returns an output of shape {array.shape} for a batch of "
+                f"{batch.samples} samples, and predict joins batches by rows, one for each sample: "
+                "return samples on the first axis, as output.transpose(0, 1) of a recurrent "
+                "network or transformer without batch_first=True, and no states of layers; or use "
+                "model()"
+            )
+    return output
 
 
 def _as_array(output: Any, half: torch.dtype | None) -> NDArray[np.generic]:

@@ -339,10 +339,13 @@ class Learner:
         trained = params.from_module(self.replica.net)
         name = self._work.name
         if self._job.spec.gradients.on_nan != "ignore":
-            sums = self._accumulator if measured is None else measured
-            if not math.isfinite(sums.loss):
+            if measured is None:
+                loss, count = self._accumulator.loss()
+            else:
+                loss, count = measured.loss, measured.count
+            if not math.isfinite(loss):
                 raise DivergedError(
-                    f"the loss became {sums.loss / sums.count} in {name}; lower the learning "
+                    f"the loss became {loss / count} in {name}; lower the learning "
                     "rate, or check the data for NaN and for values that are far too large"
                 )
             # By the last step, which no loss follows.

@@ -188,26 +188,49 @@ def _keep_containers(
 
 
 def check_averageable(spec: TrainingSpec) -> None:
-    """Raise ``ValueError`` if the optimizer keeps anything but tensors, which cannot be averaged.
+    """Raise ``ValueError`` if the optimizer's state cannot be averaged, with the reason."""
+    reason = why_not_averaged(spec)
+    if reason is not None:
+        name = type(make_optimizer(spec.optimizer, spec.net)).__name__
+        raise ValueError(
+            "optimizer_state='average' averages tensors, of dense gradients, which "
+            f"{name} does not keep: {reason}; take optimizer_state='keep' or 'reset', or another "
+            "optimizer"
+        )
 
-    A copy of the network makes one step with gradients of zero.
+
+def why_not_averaged(spec: TrainingSpec) -> str | None:
+    """Return why the states of the workers' optimizers cannot be averaged; ``None`` if they can.
+
+    Only tensors of dense gradients can. A copy of the network makes one step with gradients of
+    zero, which shows what else changes.
     """
     optimizer = make_optimizer(spec.optimizer, copy.deepcopy(spec.net))
-    reason = None
+    before = _numbers_of_groups(optimizer)
     try:
         _step_with_zeros(optimizer, spec)
     except RuntimeError as error:  # of sparse gradients
-        reason = str(error)
-    for state in optimizer.state_dict()["state"].values():
+        return str(error)
+    for key, state in optimizer.state_dict()["state"].items():
+        if not isinstance(state, Mapping):
+            return f"it keeps {key!r} for all parameters together"
         for name, value in state.items():
             if not isinstance(value, torch.Tensor | None):
-                reason = f"it keeps {name!r} as a {type(value).__name__}"
-    if reason is not None:
-        raise ValueError(
-            "optimizer_state='average' averages tensors, of dense gradients, which "
-            f"{type(optimizer).__name__} does not keep: {reason}; take optimizer_state='keep' or "
-            "'reset', or another optimizer"
-        )
+                return f"it keeps {name!r} as a {type(value).__name__}"
+    changed = dict(_numbers_of_groups(optimizer).items() - before.items())
+    for _, name in changed:
+        return f"it keeps {name!r} in its groups of parameters"
+    return None
+
+
+def _numbers_of_groups(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Any]:
+    """Return the numbers in the groups of parameters, by the group's number and their names."""
+    return {
+        (number, name): value
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if isinstance(value, _NUMBERS)
+    }
 
 
 def _step_with_zeros(optimizer: torch.optim.Optimizer, spec: TrainingSpec) -> None:

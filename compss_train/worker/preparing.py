@@ -5,6 +5,7 @@ from typing import Any
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data.collating import collate_batch, split_targets
+from compss_train.data.generators import seed_all
 from compss_train.data.order import transform_seed
 from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader
@@ -37,6 +38,8 @@ def _prepared(batch: Batch, replica: ModelReplica, job: Job) -> Batch:
         """Seed all generators for a position of the batch's block, and return the seed."""
         seed = seed_at(position)
         seed_generators(seed, replica.device)
+        if job.reader is not None:
+            seed_all(job.reader.generators, seed)
         return seed
 
     def reseed_for_sample(number: int) -> int:

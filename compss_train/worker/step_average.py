@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from compss_train._utils.private_names import state_tensors
 from compss_train.model.devices import copy_into
 from compss_train.model.parameters import Parameters, to_arrays
 
@@ -18,7 +19,7 @@ class StepAverage:
     def __init__(self, net: nn.Module, decay: float, averaged: Parameters | None) -> None:
         self._parameters = {
             name: tensor.detach()
-            for name, tensor in net.state_dict(keep_vars=True).items()
+            for name, tensor in state_tensors(net).items()
             if isinstance(tensor, nn.Parameter)
             and (tensor.is_floating_point() or tensor.is_complex())
         }

@@ -287,8 +287,11 @@ class SeveralOptimizersStepper(Stepper):
         step = cast("Step", self._replica.training_step)
         optimizers = cast("JoinedOptimizer", self.optimizer).optimizers
         updated = set[str]()
+        self.optimizer.zero_grad()
 
         def update(name: str, loss: torch.Tensor, retain_graph: bool) -> None:  # noqa: FBT001
+            if name not in updated:
+                _check_no_gradients(name, optimizers[name])
             updated.add(name)
             self._update(optimizers[name], loss, retain_graph=retain_graph)
 
@@ -322,6 +325,17 @@ class SeveralOptimizersStepper(Stepper):
         self.scaler.step(optimizer)
         self.scaler.update()
         torch.clear_autocast_cache()  # of the weights before the step
+
+
+def _check_no_gradients(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ``ValueError`` if a training step has computed gradients of an optimizer itself."""
+    trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    if _gradients_of(trained):
+        raise ValueError(
+            f"the training step has called backward() before context.update({name!r}, loss), "
+            "which computes the gradients of its loss alone, and would lose those: leave out "
+            "backward(), and give update the sum of the losses"
+        )
 
 
 def _check_loss(loss: Any) -> None:

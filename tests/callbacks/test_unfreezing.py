@@ -121,7 +121,7 @@ def test_mistakes_are_found(tmp_path):
         fit(trainer_of(net=frozen_net), Unfreeze("4", epoch=1))
     lbfgs = {"optimizer": torch.optim.LBFGS, "lr": 0.1}
     with pytest.raises(ValueError, match="a parameter group, which LBFGS does not support"):
-        fit(trainer_of(net=frozen_net, optimizer=lbfgs), Unfreeze("0", epoch=0))
+        fit(trainer_of(workers=1, net=frozen_net, optimizer=lbfgs), Unfreeze("0", epoch=0))
     trainer = trainer_of(net=frozen_net, optimizer=ADAM, schedule=Schedule(halving))
     fit(trainer, Unfreeze("0", epoch=0))
     with pytest.raises(ValueError, match="give later fits the same callback"):

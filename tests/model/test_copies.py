@@ -190,3 +190,17 @@ def test_workers_with_a_network_of_torch_fx_share_no_closures():
     for name, array in together.items():
         mean = (alone[0][name].astype(float) + alone[1][name]) / 2
         np.testing.assert_array_equal(array, mean.astype(np.float32))
+
+
+class NeedsArguments(nn.Linear):
+    """Its ``__new__`` needs what copies do not give it."""
+
+    def __new__(cls, inputs, outputs):
+        return super().__new__(cls)
+
+
+def test_modules_that_cannot_be_copied_are_named():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(NeedsArguments(2, 1)))
+    trainer = DistributedTrainer(1, engine="serial")
+    with pytest.raises(TypeError, match=r"'1\.0' of the network cannot be copied \(.*__new__"):
+        trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, "mse")

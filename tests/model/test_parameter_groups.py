@@ -134,3 +134,24 @@ def test_wrong_groups_are_errors_of_build(spec, error, name, raises):
     trainer = DistributedTrainer(1, engine="serial")
     with raises(error, name):
         trainer.build(mlp(), spec, "cross_entropy")
+
+
+class WithoutRate(torch.optim.Optimizer):
+    """Has no learning rate, as A2Grad."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"length": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad.sign(), alpha=group["length"])
+
+
+def test_an_optimizer_may_have_no_learning_rate():
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), WithoutRate, "cross_entropy")
+    trainer.fit(X, Y, num_epochs=3, batch_size=10, progress=False)
+    assert not any(name.startswith("lr") for name in trainer.history[-1])
+    assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import deque
 
 import numpy as np
 import pytest
@@ -45,6 +46,27 @@ def round_trip(value):
 def test_a_round_trip_restores_any_tree(tree):
     assert_same(tree, round_trip(tree))
     assert_same(tree, decode_value(encode_value(tree)))
+
+
+def test_strides_deques_and_dtypes_are_restored():
+    dense = torch.arange(24.0).reshape(1, 2, 3, 4)
+    tensors = [
+        dense.permute(3, 1, 0, 2),
+        dense.contiguous(memory_format=torch.channels_last),
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.tensor(1.0),
+        torch.zeros(0, 3),
+    ]
+    gaps = torch.arange(12.0).reshape(3, 4)[:, ::2]
+    value = [*tensors, gaps, deque([torch.ones(1), 2], maxlen=5), deque(), torch.bfloat16]
+    for restored in (round_trip(value), decode_value(encode_value(value))):
+        assert_same(value[:6], restored[:6])
+        assert [tensor.stride() for tensor in restored[:5]] == [
+            tensor.stride() for tensor in tensors
+        ]
+        assert restored[5].is_contiguous()
+        assert restored[6:] == value[6:]
+        assert restored[6].maxlen == 5
 
 
 def test_pieces_of_a_large_tensor_share_its_memory():

@@ -1,6 +1,7 @@
 """Training steps of one's own are plain PyTorch loops, on every engine and after a resume."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -585,6 +586,61 @@ def test_what_a_dict_of_modules_cannot_do_is_an_error():
             call(X, Y)
     with pytest.raises(ValueError, match=r"a ModuleDict has no forward.*trainer.model\(\)"):
         trainer.predict(X)
+
+
+def loss_of(model, batch):
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def clipping_norm(model, batch, context):
+    loss = loss_of(model, batch)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return loss
+
+
+class ClippingValue:
+    def __call__(self, model, batch, context):
+        loss = loss_of(model, batch)
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        return loss
+
+
+@pytest.mark.parametrize("step", [clipping_norm, ClippingValue(), partial(clipping_norm)])
+def test_a_step_that_clips_gradients_before_they_are_computed_is_warned_of(step):
+    with pytest.warns(UserWarning, match="nothing is clipped: give gradients=Gradients"):
+        trainer_of(mlp(), SGD, training_step=step)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_may_clip_gradients_that_it_has_computed():
+    def step(model, batch, context):
+        model(batch[0]).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return loss_of(model, batch)
+
+    trainer_of(mlp(), SGD, training_step=step)
+
+
+def test_gradients_that_update_would_lose_are_an_error():
+    """``update`` steps with the gradients of its loss alone."""
+
+    def step(model, batch, context):
+        (x, y), cross_entropy = batch, nn.functional.cross_entropy
+        if context.number == 2:
+            cross_entropy(model["a"](x), y).backward()
+        loss = cross_entropy(model["a"](x), y)
+        context.update("a", loss)
+        context.update("a", cross_entropy(model["a"](x), y))
+        return loss
+
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build({"a": nn.Linear(6, 3), "b": nn.Linear(3, 1)}, {"a": SGD}, training_step=step)
+    trainer.fit(X[:40], Y[:40], num_epochs=1, batch_size=20, progress=False)
+    with pytest.raises(
+        ValueError, match=r"called backward\(\) before context\.update\('a', loss\)"
+    ):
+        trainer.fit(X[:20], Y[:20], num_epochs=1, batch_size=20, progress=False)
 
 
 @pytest.mark.parametrize("method", ["fit", "check_fit"])

@@ -98,5 +98,7 @@ def test_what_has_run_is_shown_and_drawn(studies, monkeypatch, capsys, tmp_path)
     assert "uniform (2 seeds): 99th percentile 1.5," in printed
     assert "spaced (1 seeds): 99th percentile 0.50," in printed
     assert "breed (2 seeds): 99th percentile 1.00 ± 0.69," in printed
+    assert "99th percentile: to uniform 1.00 (0.00 to " in printed  # of two seeds: very wide
+    assert printed.count("99th percentile: to ") == 1  # one seed has no interval
     assert "ogas" not in printed
     assert (tmp_path / "ratios.png").stat().st_size > 1000

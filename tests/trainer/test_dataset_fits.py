@@ -4,6 +4,7 @@ engine.
 
 import random
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from torch.utils.data import (
 )
 
 from compss_train import BufferSpec, Merge, PartialShuffle, Samples, Schedule
+from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from tests.helpers.cases import slow
@@ -107,6 +109,50 @@ def test_samples_by_number_are_arrays(engine, number):
     ]
 
 
+class Drawing(Pairs):
+    """Draws from generators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+        self.transform = partial(jittered, torch.Generator().manual_seed(0))
+
+    def __getitem__(self, number):
+        x, y = super().__getitem__(number)
+        return self.transform(x + self.generator.normal(size=6).astype(np.float32)), y
+
+
+class DrawingStream(Stream):
+    def __init__(self):
+        super().__init__()
+        self.generator = random.Random(0)
+
+    def __iter__(self):
+        for x, y in super().__iter__():
+            yield x + np.float32(self.generator.random()), y
+
+
+def jittered(generator, x):
+    return x + torch.randn(6, generator=generator).numpy()
+
+
+@pytest.mark.parametrize("kind", [Drawing, DrawingStream])
+def test_draws_from_generators_of_a_data_set_are_seeded(engine, kind, tmp_path):
+    """They do not depend on the process, the engine or a resume."""
+
+    def drawn(engine="serial", epochs=3, **options):
+        trainer = trainer_of(engine=engine, net=mlp)
+        fit(trainer, data=(kind(),), validation_data=Drawing(), num_epochs=epochs, **options)
+        return trainer
+
+    theirs = drawn()
+    begun = trainer_of(engine=engine, net=mlp)
+    fit(begun, Checkpoint(tmp_path), data=(kind(),), validation_data=Drawing(), num_epochs=1)
+    for ours in (drawn(engine), drawn(engine, resume=tmp_path)):
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+        assert ours.history[-1]["val_loss"] == theirs.history[-1]["val_loss"]
+
+
 def test_data_sets_are_evaluated_and_predicted_with(engine):
     trainer = trainer_of(engine=engine)
     arrays = trainer_of()
@@ -123,6 +169,44 @@ def test_data_sets_are_evaluated_and_predicted_with(engine):
         trainer, data=(Pairs(),), num_epochs=1, validation_data=DataLoader(Pairs(), batch_size=1024)
     )
     assert trainer.history[-1]["val_loss"] == trainer.evaluate(X, Y)["loss"]
+
+
+class SamplesOnAxis1(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 3)
+
+    def forward(self, x):
+        return self.recurrent(x)[0]
+
+
+class WithStates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.recurrent(x)
+
+
+def on_axis_1(samples):
+    return torch.stack([torch.from_numpy(x).expand(4, 6) for x, _ in samples], dim=1)
+
+
+def on_axis_0(samples):
+    return on_axis_1(samples).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("net", "collate", "shape"),
+    [(SamplesOnAxis1, on_axis_1, (4, 19, 3)), (WithStates, on_axis_0, (1, 19, 3))],
+)
+def test_outputs_without_a_row_for_each_sample_are_not_joined(net, collate, shape):
+    trainer = trainer_of(net=net, loss=None, metric=None, training_step=lambda *_: None)
+    samples = Samples(Pairs(), collate=collate)
+    match = re.escape(f"output of shape {shape} for a batch of 19 samples")
+    with pytest.raises(ValueError, match=match):
+        trainer.predict(samples)
 
 
 def test_a_loader_has_the_size_of_batches():
@@ -296,7 +380,7 @@ REFUSED = {
     ),
     "batch_size=None": (loader(batch_size=None), {}),
     "batch_sampler=list": (loader(batch_sampler=[[0, 1], [2]]), {}),
-    "worker_init_fn= belongs to an IterableDataset": (
+    "its processes are not used: leave it out. Random draws of a Pairs are seeded": (
         loader(worker_init_fn=print, batch_size=6),
         {},
     ),
@@ -366,3 +450,79 @@ def test_data_sets_of_hugging_face_are_arrays(tmp_path, shuffled):
     assert ours.history[-1]["samples"] == 57
     with pytest.raises(TypeError, match=r"a DatasetDict; .* one split, such as dataset\['train'\]"):
         ours.evaluate(datasets.DatasetDict(train=dataset))
+
+
+class Graph:
+    """A sample whose parts have lengths of their own, and which can be iterated over."""
+
+    def __init__(self, nodes, label):
+        self.nodes = nodes
+        self.label = label
+
+    def __iter__(self):
+        yield "nodes", self.nodes
+        yield "label", self.label
+
+
+class Graphs:
+    """A batch of graphs, as one graph of all their nodes."""
+
+    def __init__(self, graphs):
+        self.nodes = torch.cat([graph.nodes for graph in graphs])
+        lengths = torch.tensor([len(graph.nodes) for graph in graphs])
+        self.owners = torch.repeat_interleave(lengths)
+        self.label = torch.tensor([graph.label for graph in graphs])
+
+
+class NetOfGraphs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.inner = nn.Linear(6, 8)
+        self.output = nn.Linear(8, 3)
+
+    def forward(self, graphs):
+        sums = torch.zeros(len(graphs.label), 8)
+        return self.output(sums.index_add(0, graphs.owners, self.inner(graphs.nodes).tanh()))
+
+
+def graph_step(model, batch, context):
+    return nn.functional.cross_entropy(model(batch), batch.label)
+
+
+def graph_trainer(engine="serial", workers=1):
+    trainer = trainer_of(engine, workers, net=NetOfGraphs)
+    return (
+        trainer.build(NetOfGraphs(), SGD, training_step=graph_step, validation_step=graph_step)
+        or trainer
+    )
+
+
+GRAPHS = [
+    Graph(torch.from_numpy(X[start : start + 1 + start % 4]), start % 3) for start in range(48)
+]
+
+
+@pytest.mark.parametrize(
+    "data", [Samples(GRAPHS, collate=Graphs), DataLoader(GRAPHS, batch_size=8, collate_fn=Graphs)]
+)
+def test_objects_are_samples_where_a_function_makes_batches(engine, data):
+    net = NetOfGraphs()
+    optimizer = torch.optim.SGD(net.parameters(), lr=SGD["lr"], momentum=SGD["momentum"])
+    for _ in range(2):
+        for start in range(0, len(GRAPHS), 8):
+            optimizer.zero_grad()
+            graph_step(net, Graphs(GRAPHS[start : start + 8]), None).backward()
+            optimizer.step()
+    trainer = graph_trainer(engine)
+    still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    trainer.fit(data, num_epochs=2, batch_size=8, validation_data=data, **still)
+    for name, parameter in net.named_parameters():
+        assert np.array_equal(trainer.get_parameters()[name], parameter.detach().numpy())
+    assert trainer.predict(data).shape == (48, 3)
+
+
+def test_objects_without_such_a_function_are_errors():
+    graphs = ConcatDataset([GRAPHS])
+    with pytest.raises(TypeError, match=r"a sample holds a Graph, .*Samples\(dataset, collate="):
+        graph_trainer().fit(graphs, num_epochs=1, batch_size=8, progress=False)

@@ -126,3 +126,25 @@ def described():
 def test_the_details_are_those_of_another_process():
     """Whose sets have another order."""
     assert result_of_process(described) == described()
+
+
+class Key:
+    """Has the ``repr`` of all objects, which is another one in each process."""
+
+
+def test_keys_of_dicts_have_the_same_names_in_each_process():
+    def table():
+        return {
+            Key(): 1,
+            Key(): 2,
+            torch.tanh: 3,
+            nn.functional.relu: 4,
+            nn.Linear: 5,
+            (Key(), 0): 6,
+        }
+
+    one = details("it", table())
+    assert details("it", table()) == one
+    assert sorted(one.values()) == [1, 2, 3, 4, 5, 6]
+    assert "0x" not in "".join(one)
+    assert details("it", {"a": 1, 2: 3, 1.5: 2}) == {"it.a": 1, "it.2": 3, "it.1.5": 2}

@@ -127,6 +127,33 @@ def test_padded_sequences_have_any_length(tmp_path, suffix):
 
 
 @pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
+class Kept(nn.Module):
+    """Adds what a hook has kept, which holds the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.kept = None
+
+        def keep(layer, inputs, output):
+            self.kept = output
+
+        self.net[0].register_forward_hook(keep)
+
+    def forward(self, x):
+        output = self.net(x)
+        return output + self.kept.mean(dim=1, keepdim=True)
+
+
+def test_hooks_that_hold_the_network_hold_the_one_that_is_exported(tmp_path):
+    path = tmp_path / "net.safetensors"
+    torch.manual_seed(0)
+    trainer = trained(Kept())
+    trainer.export(path)  # compares the outputs
+    outputs = compss_train.load(path, Kept())(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(outputs, trainer.predict(X), rtol=1e-5, atol=1e-6)
+
+
 def test_the_example_is_of_the_last_fit_or_as_for_predict(tmp_path):
     path = tmp_path / "net.pt2"
     frame = pd.DataFrame(X.astype(np.float64))

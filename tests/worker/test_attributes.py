@@ -3,10 +3,12 @@
 import random
 import runpy
 from collections import deque
+from enum import Enum
 
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import nn
 from torch.distributions import Normal
 
@@ -17,6 +19,7 @@ from compss_train.training.checkpoints import list_checkpoints
 BATCH = 10
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True) + 1
+BATCHES = [*zip(X.split(BATCH), Y.split(BATCH), strict=True)]
 
 
 class Part:
@@ -183,9 +186,7 @@ def train_in_loop(net, arguments, batches):
 def looped(place, kind, epochs):
     """Return the parameters after a plain loop."""
     net, arguments = arguments_of(place, kind)
-    return train_in_loop(
-        net, arguments, [*zip(X.split(BATCH), Y.split(BATCH), strict=True)] * epochs
-    )
+    return train_in_loop(net, arguments, BATCHES * epochs)
 
 
 def fitted(engine, place, kind, epochs, **options):
@@ -300,6 +301,60 @@ def test_what_each_batch_replaces_may_be_of_any_kind(tmp_path, engine):
     assert kept.posterior is None
     assert torch.equal(kept.maps[0], net.maps[0])
     assert not kept.maps[0].requires_grad
+
+
+class Kind(Enum):
+    FIRST = 1
+    SECOND = 2
+
+
+class Tables(nn.Module):
+    """Looks up numbers, which batches change, by classes, functions, members and objects."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
+        self.parts = [Part(), Part()]
+        self.table = {nn.Linear: 1.0, nn.Conv1d: 2.0, torch.tanh: 0.5}
+        self.table |= {Kind.FIRST: 1, Kind.SECOND: 2}
+        self.by_part = {part: number for number, part in enumerate(self.parts)}
+        self.by_object = {Part(): 1.0, nn.Linear: 2.0, Part(): 3.0}
+        self.kinds = {int, float, nn.Linear, Kind.FIRST}
+
+    def forward(self, x):
+        if self.training:
+            self.table[nn.Linear] += 0.5
+            self.table[Kind.SECOND] += 1
+            self.by_part[self.parts[1]] += 2
+            for part in self.by_object:
+                if isinstance(part, Part):
+                    part.total += self.by_object[part]
+        totals = [part.total for part in self.by_object if isinstance(part, Part)]
+        factor = self.table[type(self.layer)]
+        return factor * self.layer(x) + sum(self.by_part.values()) + sum(totals)
+
+
+@pytest.mark.parametrize("make", [Tables, lambda: torch.fx.symbolic_trace(traced_net())])
+def test_tables_by_objects_and_graphs_are_kept(tmp_path, engine, make):
+    net = train_in_loop(make(), {"optimizer": "adam", "loss": nn.MSELoss()}, BATCHES * 4)
+
+    def fitted(epochs, **options):
+        trainer = DistributedTrainer(1, engine=engine, threads=1, seed=0)
+        trainer.build(make(), {"optimizer": "adam", "lr": 0.01}, nn.MSELoss())
+        still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+        trainer.fit(X, Y, num_epochs=epochs, batch_size=BATCH, **still, **options)
+        return trainer
+
+    fitted(2, callbacks=[Checkpoint(tmp_path)])
+    for trainer in (fitted(4), fitted(4, resume=tmp_path)):
+        assert_alike(trainer, net)
+        assert torch.equal(trainer.model()(X), net.eval()(X))
+
+
+def traced_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
 class Lazy(nn.Module):

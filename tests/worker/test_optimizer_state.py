@@ -60,6 +60,7 @@ def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, groups, merge
         assert all(np.array_equal(whole[name], resumed[name]) for name in whole), order
 
 
+@pytest.mark.filterwarnings("ignore:the workers keep the states of LBFGS")
 @pytest.mark.parametrize(
     ("optimizer", "network", "name"),
     [
@@ -68,6 +69,7 @@ def test_layers_in_another_order_resume_in_the_same_bits(tmp_path, groups, merge
     ],
     ids=["frozen", "LBFGS"],
 )
+@pytest.mark.filterwarnings("ignore:the workers keep the states of LBFGS")
 def test_what_has_no_partner(tmp_path, raises, optimizer, network, name):
     fitted(trainer_of(optimizer), 1, callbacks=[Checkpoint(tmp_path)])
     trainer = trainer_of(optimizer, *network)

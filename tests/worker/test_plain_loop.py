@@ -102,6 +102,26 @@ def looped(net, make_optimizer, **options):
     return plain_loop(net, make_optimizer, X, Y, 4, 3, 3, seed=3, **options)
 
 
+@pytest.mark.parametrize("state", [None, "keep"])
+def test_several_workers_that_keep_states_of_lbfgs_are_warned_of(state):
+    match = r'keep the states of LBFGS.* merge=Merge\(optimizer_state="reset"\)'
+    with pytest.warns(UserWarning, match=match):
+        fit(
+            trainer_of(workers=2, optimizer=LBFGS),
+            num_epochs=1,
+            merge=Merge(optimizer_state=state),
+        )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("optimizer", "workers", "state"), [(LBFGS, 2, "reset"), (LBFGS, 1, None), (TWICE, 2, None)]
+)
+def test_other_states_of_optimizers_are_kept_without_a_warning(optimizer, workers, state):
+    trainer = trainer_of(workers=workers, optimizer=optimizer)
+    fit(trainer, num_epochs=1, merge=Merge(optimizer_state=state))
+
+
 @pytest.mark.parametrize(
     ("spec", "make"),
     [

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from compss_train._utils.private_names import own_tensors
 from compss_train._utils.validation import warn_user
 from compss_train.integrations.dislib.encapsulated import Encapsulated, in_one_block
 from compss_train.model import losses, optimizers
@@ -200,6 +201,8 @@ def _layers(net: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     A layer is a module without children, or with tensors of its own.
     """
     for module in net.modules():
-        tensors = {name: tensor for name, tensor in module.state_dict().items() if "." not in name}
+        tensors = {
+            name: tensor for name, tensor in own_tensors(module).items() if tensor is not None
+        }
         if tensors or not any(True for _ in module.children()):
             yield tensors

@@ -16,6 +16,9 @@ NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
 """The libraries whose functions keep nothing, and whose objects decide how they are copied."""
 
+_GRAPHS = "torch.fx.graph"
+"""The module of the graphs that traced networks are made of."""
+
 MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 """What torch gives all modules."""
 
@@ -33,9 +36,12 @@ def is_foreign(module: str | None) -> bool:
 def is_opaque(value: Any) -> bool:
     """Return whether what an object holds is known to its class only.
 
-    Classes of Python and numpy that pickle their objects in ways of their own are so.
+    Classes of Python and numpy that pickle their objects in ways of their own are so, and the
+    graphs of ``torch.fx``, which are programs.
     """
     kind: Any = type(value)
+    if kind.__module__ == _GRAPHS:
+        return True
     if not is_foreign(kind.__module__) or kind.__module__.startswith("torch"):
         return False
     if isinstance(value, partial | MethodType):
@@ -47,7 +53,12 @@ def is_opaque(value: Any) -> bool:
 
 
 def digest(value: Any) -> str:
-    """Return what tells apart the values of an opaque object; nothing if it cannot be pickled."""
+    """Return what tells apart the values of an opaque object; nothing if it cannot be pickled.
+
+    Graphs differ from copy to copy in what they have looked up, but not as programs.
+    """
+    if type(value).__module__ == _GRAPHS:
+        return ""
     with suppress(Exception):
         return f" {hashlib.sha256(pickle.dumps(value)).hexdigest()}"
     return ""

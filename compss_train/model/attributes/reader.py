@@ -83,6 +83,10 @@ class AttributeReader:
         self._paths[id(value)] = path
         self.objects[path] = value
 
+    def is_elsewhere(self, value: Any, path: str) -> bool:
+        """Return whether a value is that of another path, which may only share it with this one."""
+        return self._paths.get(id(value), path) != path
+
     def _note_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what the optimizer's state_dict keeps."""
         self.note(optimizer.state, f"{OPTIMIZER}.state")
@@ -147,11 +151,17 @@ class AttributeReader:
         kind = CONTAINERS[next(base for base in type(value).__mro__ if base in CONTAINERS)]
         if isinstance(value, dict):
             items: list[Any] = [
-                [self._read(key, f"{path} key"), self._read(item, f"{path}[{key_in_path(key)}]")]
-                for key, item in value.items()
+                [
+                    self._read(key, f"{path} key{_place_of(key, number, len(value))}"),
+                    self._read(item, f"{path}[{key_in_path(key)}]"),
+                ]
+                for number, (key, item) in enumerate(value.items())
             ]
         elif isinstance(value, set | frozenset):
-            items = [self._read(item, f"{path} item") for item in sorted(value, key=repr)]
+            items = [
+                self._read(item, f"{path} item{_place_of(item, number, len(value))}")
+                for number, item in enumerate(sorted(value, key=repr))
+            ]
         else:
             items = [self._read(item, f"{path}[{number}]") for number, item in enumerate(value)]
         plain: dict[str, Any] = {KIND: kind, "items": items}
@@ -233,6 +243,18 @@ class AttributeReader:
 
 def _bytes_of(value: bytes | complex) -> bytes:
     return value if isinstance(value, bytes) else np.array(value).tobytes()
+
+
+def _place_of(item: Any, number: int, items: int) -> str:
+    """Return what tells the path of a dict's key, or of a set's item, from those of the others.
+
+    That of an object is its place, which says nothing where others have come or gone.
+    """
+    if isinstance(item, Enum):
+        return f"[{class_of(item)}.{item.name}]"
+    if isinstance(item, NAMED):
+        return f"[{getattr(item, '__module__', '')}.{getattr(item, '__qualname__', '')}]"
+    return f"[{number} of {items}]"
 
 
 def key_in_path(key: Any) -> str:

@@ -74,6 +74,8 @@ class AttributeWriter:
         """Return the value that a plain one stands for, in the memory of the current one."""
         if not isinstance(plain, dict):
             return plain
+        if self._reader.is_elsewhere(current, path):  # also a buffer that was replaced since
+            current = None
         kind = plain[KIND]
         if kind in ("dtype", "device"):
             name = plain["value"]

@@ -70,7 +70,9 @@ class SynchronousSchedule(MergeSchedule):
     def _arity(self) -> int:
         nbytes = sum(array.nbytes for array in self.session.model.parameters.values())
         tasks = self.session.num_workers
-        return best_arity(self.engine.traits.task_seconds, nbytes / self.merged.cut.number, tasks)
+        return best_arity(
+            self.engine.traits.task_seconds, nbytes / len(self.merged.cut.parts), tasks
+        )
 
     @cached_property
     def _published_stages(self) -> Ref:
@@ -88,7 +90,7 @@ class SynchronousSchedule(MergeSchedule):
         active = [*workers.members]
         weighed = self.weigh is not None
         trained: dict[int, Parts] | None = None
-        one_task = len(active) == 1 and not weighed and self.merged.cut.number == 1
+        one_task = len(active) == 1 and not weighed and len(self.merged.cut.parts) == 1
         if one_task and self.stages.only_reduces:  # the only task reduces as well
             reducing = Reducing(self.stages.rule)
             mapped = workers.train(active, training, self.start, combine=reducing)
@@ -116,7 +118,7 @@ class SynchronousSchedule(MergeSchedule):
             training,
             self.start,
             combine=self._gathering,
-            parts=self.merged.cut.number,
+            parts=len(self.merged.cut.parts),
         )
 
     def wait(
@@ -183,7 +185,7 @@ class SynchronousSchedule(MergeSchedule):
         merged = self.merged
         stages = self.stages
         results: dict[str, list[Ref]] = {name: [] for name in ("parameters", *stages.kept)}
-        for number in range(merged.cut.number):
+        for number in range(len(merged.cut.parts)):
             of_part = {first: parts[number] for first, parts in trained.items()}
             refs = self.engine.submit(
                 merge_part,

@@ -235,7 +235,7 @@ class Gathering:
 
     def __call__(self, workers: Iterable[Trained]) -> list[list[Item]]:
         """Return the items of each part."""
-        parts: list[list[Item]] = [[] for _ in range(self.cut.number)]
+        parts: list[list[Item]] = [[] for _ in range(len(self.cut.parts))]
         for trained in workers:
             split = trained.split(self.cut)
             parts = [

@@ -72,7 +72,7 @@ class Trained:
 
     def split(self, cut: Cut) -> list[Trained]:
         """Return what it brings to each part of a merge."""
-        if cut.number == 1:
+        if len(cut.parts) == 1:
             return [self]
         split: dict[str, list[Any]] = {
             name: cut.split(arrays) for name, arrays in self.fields.items() if name != "moments"
@@ -81,7 +81,7 @@ class Trained:
             split["moments"] = cut.split_moments(self.moments)
         return [
             replace(self, **{name: parts[number] for name, parts in split.items()})
-            for number in range(cut.number)
+            for number in range(len(cut.parts))
         ]
 
 

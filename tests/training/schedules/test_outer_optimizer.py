@@ -285,6 +285,33 @@ class Odd(torch.optim.SGD):
                 self.state[parameter]["seen"] = [1]
 
 
+class CountsInGroups(torch.optim.SGD):
+    """Counts its steps beside the learning rate, as public implementations of LAMB do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+
+
+class CountsForAll(torch.optim.SGD):
+    """Counts its steps beside the states of parameters, as MADGRAD does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["step"] = torch.tensor(1) + self.state.get("step", 0)
+
+
+@pytest.mark.parametrize("kind", [Odd, CountsInGroups, CountsForAll])
+def test_auto_keeps_what_cannot_be_averaged(kind):
+    trainer = trainer_of(optimizer={"optimizer": kind, "lr": 0.1}, net=mlp)
+    averaging = trainer_of(optimizer=PLAIN_SGD, net=mlp)
+    fit(trainer, merge="auto")
+    fit(averaging, merge="auto")
+    assert trainer.configuration["fit"]["merge"]["optimizer_state"] == "keep"
+    assert averaging.configuration["fit"]["merge"]["optimizer_state"] == "average"
+
+
 def test_optimizers_that_a_merge_cannot_use():
     trainer = trainer_of(optimizer={"optimizer": Odd, "lr": 0.1}, net=mlp)
     with pytest.raises(
@@ -292,6 +319,9 @@ def test_optimizers_that_a_merge_cannot_use():
         match=r"averages tensors.*, which Odd does not keep: it keeps 'seen' as a list; take",
     ):
         fit(trainer, merge=Merge(optimizer_state="average"))
+    counting = trainer_of(optimizer={"optimizer": CountsInGroups, "lr": 0.1}, net=mlp)
+    with pytest.raises(ValueError, match="it keeps 'step' in its groups of parameters; take"):
+        fit(counting, merge=Merge(optimizer_state="average"))
     sparse = trainer_of(optimizer={"optimizer": torch.optim.SparseAdam}, net=mlp)
     with pytest.raises(ValueError, match="of dense gradients, which SparseAdam does not keep: "):
         fit(sparse, merge=Merge(optimizer_state="average"))
