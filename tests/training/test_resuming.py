@@ -137,6 +137,7 @@ VARIANTS = {
 
 
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
+@pytest.mark.filterwarnings("ignore:the workers keep the states of LBFGS")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
     """Without a break on the serial engine, and resumed on the local one."""
