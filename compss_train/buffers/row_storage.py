@@ -87,7 +87,7 @@ class RowStorage:
 def _stacked(leaf: Leaf, rows: _Rows, *, pinned: bool) -> torch.Tensor:
     """Return a tensor of rows that are given by their bytes."""
     shape = (len(rows), *leaf.shape)
-    if pinned or not leaf.nbytes:
+    if pinned or not leaf.nbytes or not rows:
         stacked = torch.empty(shape, dtype=leaf.dtype, pin_memory=pinned)
     else:
         # Numpy requests huge pages for large memory, which takes a quarter of the time.

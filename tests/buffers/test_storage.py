@@ -81,6 +81,16 @@ def test_memory_of_large_copies_is_used_again_for_other_samples():
     assert torch.cat([batch["y"] for batch in got]).tolist() == [*range(12)]
 
 
+def test_an_empty_buffer_of_large_samples_has_no_keys():
+    buffer = FIFO(3)
+    keys = torch.arange(4).reshape(2, 2)
+    buffer.put_many({"key": keys, "y": torch.zeros(2, LARGE_BYTES // 4)}, copy=False)
+    assert buffer.keys("key").tolist() == [[0, 1], [2, 3]]
+    buffer.get_batch(2)
+    assert buffer.keys("key").shape == (0, 2)
+    assert buffer.keys("key").dtype == np.int64
+
+
 def test_what_is_kept_is_freed_with_its_sample():
     buffer = FIFO(10)
     memory = np.zeros((1, LARGE_BYTES), np.uint8)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from compss_train.net import SharedMemory, pack_arrays
 from compss_train.net.sockets import LOOPBACK
 from compss_train.online import receiver, route
@@ -159,6 +161,43 @@ def test_a_sender_that_is_killed_leaves_whole_samples_and_no_memory(shared):
         assert buffer.samples_put == 200
     gc.collect()
     assert "memfd:compss-train" not in Path("/proc/self/maps").read_text()
+
+
+# Fits
+
+
+def uniform_samples(number):
+    """A simulation whose samples of 1.2 MB consist of their numbers."""
+    for step in range(20):
+        value = 20 * number + step
+        yield np.array([value], np.float32), np.full(300_000, value, np.float32)
+
+
+def whole_samples_step(model, batch, context):
+    """A training step that does nothing for samples of one number each, and fails for others."""
+    x, y = batch
+    if not (y == x).all():
+        raise RuntimeError(f"the samples {x.tolist()} have other values in y")
+    return model(x).sum()
+
+
+@pytest.mark.parametrize("kind", [("FIFO", 8), ("Reservoir", 8, 4)])
+def test_a_fit_trains_on_whole_samples(local, kind):
+    """Records come while a buffer is empty, too."""
+    trainer = DistributedTrainer(2, engine=local, seed=0, threads=1)
+    optimizer = {"optimizer": "sgd", "lr": 0.0}
+    trainer.build(nn.Linear(1, 1), optimizer, training_step=whole_samples_step)
+    trainer.fit_online(
+        Simulations(uniform_samples, range(3)),
+        buffer=BufferSpec(*kind),
+        batch_size=4,
+        merge=Merge(every=2),
+        record_every=0.01,
+        progress=False,
+    )
+    assert trainer.history[-1]["received"] == 60
+    trained = sum(record["samples"] for record in trainer.history)
+    assert trained == 60 if kind[0] == "FIFO" else trained >= 60
 
 
 # Malformed messages
