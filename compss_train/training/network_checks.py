@@ -1,8 +1,10 @@
 """Checks of networks and of the optimizers of their parameters, and copies of networks."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -65,7 +67,54 @@ def checked_network(net: object) -> nn.Module:
                 )
             raise
     _warn_of_unregistered(net)
+    _check_views(net)
     return net
+
+
+def _check_views(net: nn.Module) -> None:
+    """Raise ``ValueError`` for attributes in the memory of trained parameters; warn of buffers'.
+
+    Copies of the network have them apart.
+    """
+    named = [*net.named_parameters(), *net.named_buffers()]
+    known = {id(tensor) for _, tensor in named}
+    memories = [
+        (name, tensor, tensor.untyped_storage())
+        for name, tensor in named
+        if not is_lazy(tensor) and _has_memory(tensor)
+    ]
+    for path, address in _addresses(net, known):
+        for name, tensor, memory in memories:
+            if not memory.data_ptr() <= address < memory.data_ptr() + memory.nbytes():
+                continue
+            shares = f"{path!r} of the network shares the memory of {name!r}, and copies do not"
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                raise ValueError(
+                    f"{shares}: it would stay as it is while workers train; make it a property, "
+                    "or compute it in forward"
+                )
+            warn_user(f"{shares}: if a batch changes one of them, make it a property")
+            break
+
+
+def _addresses(net: nn.Module, known: Collection[int]) -> Iterator[tuple[str, int]]:
+    """Iterate over the tensors and arrays in attributes of modules, each with its address."""
+    for name, module in net.named_modules():
+        for attribute, value in vars(module).items():
+            if hasattr(module, f"{attribute}_orig"):  # what torch's spectral_norm computes anew
+                continue
+            path = f"{name}.{attribute}".lstrip(".")
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, np.ndarray) and item.size:
+                    yield path, item.__array_interface__["data"][0]
+                elif _has_memory(item) and id(item) not in known:
+                    yield path, item.data_ptr()
+
+
+def _has_memory(value: Any) -> bool:
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return False
+    return value.layout == torch.strided and not value.is_meta and value.numel() > 0
 
 
 def _check_scripted(net: nn.Module) -> None:

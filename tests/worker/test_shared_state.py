@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import spectral_norm
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint
@@ -124,3 +125,49 @@ def test_two_buffers_in_the_state_dict_are_an_error():
 
     with pytest.raises(ValueError, match="'second' and 'first' are one tensor in the network"):
         fitted(Both)
+
+
+class Views(nn.Module):
+    def __init__(self, view):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("sums", torch.zeros(3))
+        self.view = view(self)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def built(net):
+    trainer = DistributedTrainer(1, engine="serial")
+    trainer.build(net, {"optimizer": "sgd", "lr": 0.05}, "mse")
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda net: net.layer.weight.data,
+        lambda net: [net.layer.weight.detach()[0, 1:]],
+        lambda net: net.layer.weight.detach().numpy(),
+    ],
+)
+def test_a_view_of_a_trained_parameter_is_an_error(view):
+    with pytest.raises(
+        ValueError, match=r"'view' of the network shares the memory of 'layer\.weight'"
+    ):
+        built(Views(view))
+
+
+def test_a_view_of_a_buffer_is_a_warning():
+    with pytest.warns(UserWarning, match="'view' of the network shares the memory of 'sums'"):
+        built(Views(lambda net: net.sums[1:]))
+
+
+def test_what_only_looks_like_a_view_is_none():
+    built(Views(lambda net: net.layer.weight.data.clone()))
+    built(nn.Sequential(spectral_norm(nn.Linear(4, 4)), nn.LSTM(4, 4), nn.Linear(4, 1)))
+    frozen = Views(lambda net: net.layer.weight.data)
+    frozen.layer.requires_grad_(False)
+    frozen.other = nn.Linear(1, 1)
+    with pytest.warns(UserWarning, match=r"shares the memory of 'layer\.weight'"):
+        built(frozen)
