@@ -1,7 +1,7 @@
 """Checks of networks and of the optimizers of their parameters, and copies of networks."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,49 +72,64 @@ def checked_network(net: object) -> nn.Module:
 
 
 def _check_views(net: nn.Module) -> None:
-    """Raise ``ValueError`` for attributes in the memory of trained parameters; warn of buffers'.
+    """Raise ``ValueError`` for an attribute in the memory of a trained parameter.
 
-    Copies of the network have them apart.
+    In that of a buffer or of another attribute it is a warning. Copies of the network have them
+    apart.
     """
-    named = [*net.named_parameters(), *net.named_buffers()]
-    known = {id(tensor) for _, tensor in named}
-    memories = [
-        (name, tensor, tensor.untyped_storage())
-        for name, tensor in named
-        if not is_lazy(tensor) and _has_memory(tensor)
-    ]
-    for path, address in _addresses(net, known):
-        for name, tensor, memory in memories:
-            if not memory.data_ptr() <= address < memory.data_ptr() + memory.nbytes():
-                continue
-            shares = f"{path!r} of the network shares the memory of {name!r}, and copies do not"
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-                raise ValueError(
-                    f"{shares}: it would stay as it is while workers train; make it a property, "
-                    "or compute it in forward"
-                )
-            warn_user(f"{shares}: if a batch changes one of them, make it a property")
-            break
+    memories: list[tuple[str, Any, range]] = []
+    for path, value in _named_values(net):
+        memory = _memory_of(value)
+        if memory is None:
+            continue
+        is_attribute = not any(value is tensor for _, tensor, _ in memories)
+        shared = [
+            (name, tensor)
+            for name, tensor, other in memories
+            if tensor is not value and memory.start < other.stop and other.start < memory.stop
+        ]
+        memories.append((path, value, memory))
+        if not shared or not is_attribute:
+            continue
+        name, tensor = shared[0]
+        if isinstance(tensor, nn.Parameter) and isinstance(value, nn.Parameter):
+            continue  # parameters of one block of memory, which copies keep together
+        told = f"{path!r} of the network shares the memory of {name!r}, and copies do not"
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            raise ValueError(
+                f"{told}: it would stay as it is while workers train; make it a property, or "
+                "compute it in forward"
+            )
+        warn_user(f"{told}: if a batch changes one of them, make it a property")
 
 
-def _addresses(net: nn.Module, known: Collection[int]) -> Iterator[tuple[str, int]]:
-    """Iterate over the tensors and arrays in attributes of modules, each with its address."""
+def _named_values(net: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Iterate over parameters, buffers, and then over what the attributes of modules hold."""
+    yield from net.named_parameters()
+    yield from net.named_buffers()
     for name, module in net.named_modules():
         for attribute, value in vars(module).items():
             if hasattr(module, f"{attribute}_orig"):  # what torch's spectral_norm computes anew
                 continue
             path = f"{name}.{attribute}".lstrip(".")
             for item in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(item, np.ndarray) and item.size:
-                    yield path, item.__array_interface__["data"][0]
-                elif _has_memory(item) and id(item) not in known:
-                    yield path, item.data_ptr()
+                yield path, item
 
 
-def _has_memory(value: Any) -> bool:
-    if type(value) not in (torch.Tensor, nn.Parameter):
-        return False
-    return value.layout == torch.strided and not value.is_meta and value.numel() > 0
+def _memory_of(value: Any) -> range | None:
+    """Return the addresses of the memory that a tensor or array lies in; ``None`` for others."""
+    if isinstance(value, np.ndarray):
+        whole = value
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        start = int(whole.__array_interface__["data"][0])
+        return range(start, start + whole.nbytes) if whole.nbytes else None
+    if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided:
+        return None
+    if value.is_meta or not value.numel():
+        return None
+    storage = value.untyped_storage()
+    return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
 def _check_scripted(net: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Objects that have several names when the network is built, one of which gets another object."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,9 +159,20 @@ def test_a_view_of_a_trained_parameter_is_an_error(view):
         built(Views(view))
 
 
-def test_a_view_of_a_buffer_is_a_warning():
+class ViewsOfAttributes(Views):
+    def __init__(self, sums):
+        super().__init__(lambda net: None)
+        del self.view
+        self.totals = sums
+        self.view = self.totals[1:]
+
+
+def test_a_view_of_a_buffer_or_attribute_is_a_warning():
     with pytest.warns(UserWarning, match="'view' of the network shares the memory of 'sums'"):
         built(Views(lambda net: net.sums[1:]))
+    for sums in (torch.zeros(3), np.zeros(3)):
+        with pytest.warns(UserWarning, match="'view' of the network shares the memory of 'totals'"):
+            built(ViewsOfAttributes(sums))
 
 
 def test_what_only_looks_like_a_view_is_none():
