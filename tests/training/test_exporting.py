@@ -126,7 +126,6 @@ def test_padded_sequences_have_any_length(tmp_path, suffix):
     assert_as_predicted(trainer, tmp_path / f"net{suffix}", rng.integers(1, 20, size=(5, 40)))
 
 
-@pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
 class Kept(nn.Module):
     """Adds what a hook has kept, which holds the network."""
 
@@ -154,6 +153,7 @@ def test_hooks_that_hold_the_network_hold_the_one_that_is_exported(tmp_path):
     np.testing.assert_allclose(outputs, trainer.predict(X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
 def test_the_example_is_of_the_last_fit_or_as_for_predict(tmp_path):
     path = tmp_path / "net.pt2"
     frame = pd.DataFrame(X.astype(np.float64))
