@@ -78,35 +78,38 @@ def _check_views(net: nn.Module) -> None:
     apart.
     """
     memories: list[tuple[str, Any, range]] = []
-    for path, value in _named_values(net):
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        memory = _memory_of(tensor)
+        if memory is not None:
+            memories.append((name, tensor, memory))
+    known = {id(tensor) for _, tensor, _ in memories}
+    for path, value in _held_values(net):
         memory = _memory_of(value)
-        if memory is None:
+        if memory is None or id(value) in known:
             continue
-        is_attribute = not any(value is tensor for _, tensor, _ in memories)
+        known.add(id(value))
         shared = [
             (name, tensor)
             for name, tensor, other in memories
-            if tensor is not value and memory.start < other.stop and other.start < memory.stop
+            if memory.start < other.stop and other.start < memory.stop
         ]
         memories.append((path, value, memory))
-        if not shared or not is_attribute:
-            continue
-        name, tensor = shared[0]
-        if isinstance(tensor, nn.Parameter) and isinstance(value, nn.Parameter):
-            continue  # parameters of one block of memory, which copies keep together
-        told = f"{path!r} of the network shares the memory of {name!r}, and copies do not"
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-            raise ValueError(
-                f"{told}: it would stay as it is while workers train; make it a property, or "
-                "compute it in forward"
-            )
-        warn_user(f"{told}: if a batch changes one of them, make it a property")
+        if shared:
+            _tell_of_view(path, *shared[0])
 
 
-def _named_values(net: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Iterate over parameters, buffers, and then over what the attributes of modules hold."""
-    yield from net.named_parameters()
-    yield from net.named_buffers()
+def _tell_of_view(path: str, name: str, tensor: Any) -> None:
+    told = f"{path!r} of the network shares the memory of {name!r}, and copies do not"
+    if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+        raise ValueError(
+            f"{told}: it would stay as it is while workers train; make it a property, or compute "
+            "it in forward"
+        )
+    warn_user(f"{told}: if a batch changes one of them, make it a property")
+
+
+def _held_values(net: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Iterate over what the attributes of modules hold besides parameters and buffers."""
     for name, module in net.named_modules():
         for attribute, value in vars(module).items():
             if hasattr(module, f"{attribute}_orig"):  # what torch's spectral_norm computes anew
