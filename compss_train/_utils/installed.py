@@ -17,8 +17,10 @@ def is_installed(file: str) -> bool:
     if any(folder in file for folder in _LIBRARY_FOLDERS):
         return True
     top = Path(file)
-    while (top.parent / "__init__.py").exists():
-        top = top.parent
+    for folder in top.parents:
+        if not (folder / "__init__.py").exists():
+            break
+        top = folder
     return top.stem in _installed_in(top.parent)
 
 

@@ -99,6 +99,7 @@ def _check_views(net: nn.Module) -> None:
 
 
 def _tell_of_view(path: str, name: str, tensor: Any) -> None:
+    """Raise or warn, for an attribute at a path, of the tensor whose memory it shares."""
     told = f"{path!r} of the network shares the memory of {name!r}, and copies do not"
     if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
         raise ValueError(

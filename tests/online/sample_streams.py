@@ -38,6 +38,21 @@ def connect_sender(running, name=None, **options):
     return BreakableSender(running.coordinator.url, TOKEN, name, **options)
 
 
+def send_from_one_memory(sender, length, with_step, workers):
+    """Send numbers in a memory that is used again at once; return each worker's, with time steps.
+
+    Without a step of its own, a sample has its number.
+    """
+    memory = np.zeros(length, np.float32)
+    expected = [[] for _ in range(workers)]
+    for number, has_step in enumerate(with_step):
+        memory[:] = number
+        sender.send(memory, np.int64(-number), step=9 + number if has_step else None)
+        memory[:] = -1
+        expected[number % workers].append((number, 9 + number if has_step else number))
+    return expected
+
+
 def send_all(sender, numbers, *, paired=False):
     for number in numbers:
         sender.send(*number_sample(number), step=number % STEPS if paired else None)

@@ -21,7 +21,7 @@ from compss_train.online.receiver import NUMBERS
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import TOKEN
-from tests.online.sample_streams import connect_sender, send_stream
+from tests.online.sample_streams import connect_sender, send_from_one_memory, send_stream
 from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -70,15 +70,9 @@ def take(buffer, count):
 )
 def test_samples_arrive_as_they_were_when_they_were_sent(shared, length, with_step, workers):
     shared.clear()
-    memory = np.zeros(length, np.float32)
-    expected = [[] for _ in range(workers)]
     with stub_fit(workers) as running:
         with connect_sender(running) as sender:
-            for number, has_step in enumerate(with_step):
-                memory[:] = number
-                sender.send(memory, np.int64(-number), step=9 + number if has_step else None)
-                memory[:] = -1
-                expected[number % workers].append((number, 9 + number if has_step else number))
+            expected = send_from_one_memory(sender, length, with_step, workers)
         for stub, samples in zip(running.workers, expected, strict=True):
             assert stub.buffer.samples_put == len(samples)
             got = take(stub.buffer, len(samples))

@@ -14,6 +14,7 @@ from tests.online.sample_streams import (
     expected_samples,
     number_sample,
     send_all,
+    send_from_one_memory,
     simulation_stream,
 )
 from tests.online.stub_fits import stub_fit
@@ -95,22 +96,15 @@ def test_gathered_samples_are_sent_at_the_end_of_a_program_that_fails(workers):
 @given(st.sampled_from([1, 5_000, 20_000]), st.lists(st.booleans(), max_size=80), st.integers(1, 3))
 def test_samples_arrive_as_they_were_when_they_were_sent(length, with_step, workers):
     """Their memory is used again at once; some have time steps, and large ones travel alone."""
-    memory = np.zeros(length, np.float32)
-    expected = [[] for _ in range(workers)]
     with stub_fit(workers) as running:
         with connect_sender(running) as sender:
-            for number, has_step in enumerate(with_step):
-                memory[:] = number
-                sender.send(memory, np.int64(-number), step=9 + number if has_step else None)
-                memory[:] = -1
-                step = 9 + number if has_step else number
-                expected[number % workers].append([number, -number, 0, step])
+            expected = send_from_one_memory(sender, length, with_step, workers)
         for stub, samples in zip(running.workers, expected, strict=True):
             assert stub.buffer.samples_put == len(samples)
             stub.buffer.signal_reception_over()
             got = [stub.buffer.get() for _ in samples]
             assert all(sample["x"].eq(sample["x"][0]).all() for sample in got)
-            assert samples == [
+            assert [[number, -number, 0, step] for number, step in samples] == [
                 [int(sample["x"][0]), int(sample["y"]), *sample[NUMBERS].tolist()] for sample in got
             ]
 

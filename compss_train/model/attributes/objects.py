@@ -28,6 +28,11 @@ def class_of(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def name_of(named: Any) -> str:
+    """Return the name of a class, function or module, with that of its module."""
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+
+
 def is_foreign(module: str | None) -> bool:
     """Return whether a module is one of ``_FOREIGN``."""
     return (module or "").partition(".")[0] in _FOREIGN

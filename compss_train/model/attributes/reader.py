@@ -19,6 +19,7 @@ from compss_train.model.attributes.objects import (
     digest,
     is_foreign,
     is_opaque,
+    name_of,
     slots_of,
 )
 from compss_train.model.attributes.plain_values import (
@@ -106,9 +107,8 @@ class AttributeReader:
         if isinstance(value, SCALARS):
             return value
         if isinstance(value, NAMED):
-            name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
             self.objects[path] = value
-            plain = self._object(path, name)
+            plain = self._object(path, name_of(value))
             if isinstance(value, FunctionType) and id(value) not in self._paths:
                 self.note(value, path)
                 self._read_function(value, path)
@@ -253,7 +253,7 @@ def _place_of(item: Any, number: int, items: int) -> str:
     if isinstance(item, Enum):
         return f"[{class_of(item)}.{item.name}]"
     if isinstance(item, NAMED):
-        return f"[{getattr(item, '__module__', '')}.{getattr(item, '__qualname__', '')}]"
+        return f"[{name_of(item)}]"
     return f"[{number} of {items}]"
 
 
