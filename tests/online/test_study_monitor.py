@@ -12,7 +12,7 @@ from compss_train.exceptions import SimulationError
 from compss_train.online import study_monitor
 from compss_train.reports.study_state import STUDY_FILE, StudyState, read_study_state
 from tests.buffers.kinds import Thread
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import text_of, wait_until
 from tests.online.fits import FIFO, build_trainer, online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -32,17 +32,23 @@ TOKEN = "ours alone"
 
 
 class Waits:
-    """Simulations wait before a sample until the file is there; the last one fails."""
+    """One simulation says its process, and waits before a sample until the file is there. The next
+    one begins once it waits; the last one waits, too, and fails.
+    """
 
     def __init__(self, at, path):
         self.at = at
         self.path = path
 
     def __call__(self, number):
+        process = self.path.parent / "process"
         if number == self.at:
-            (self.path.parent / "process").write_text(str(os.getpid()))
+            process.write_text(str(os.getpid()))
             wait_for_file(self.path)
-        if number == FAILING:
+        elif number == self.at + 5:
+            text_of(process)
+        elif number == FAILING:
+            wait_for_file(self.path)
             raise_error()
 
 
@@ -59,13 +65,18 @@ class Watches(Callback):
         if (self.folder / STUDY_FILE).exists():
             state = read_study_state(self.folder)
             self.states.append(state)
-            if any(simulation["simulation"] == 5 for simulation in state.simulations):
+            is_listed = any(simulation["simulation"] == 5 for simulation in state.simulations)
+            if is_listed and self._waits():
                 if self.stop is None:
                     self.path.touch()
                 elif self.stop == "fail":
                     raise ArithmeticError("not today")
                 elif trainer.state_id is not None:
                     trainer.stop(self.stop)
+
+    def _waits(self):
+        process = self.path.parent / "process"
+        return process.exists() and process.read_text() != ""
 
 
 def run(local, folder, stop=None, inputs=INPUTS, **options):
