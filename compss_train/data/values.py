@@ -184,3 +184,12 @@ def holds_numbers(values: Sequence[Any]) -> bool:
         isinstance(value, Number) or (isinstance(value, list) and holds_numbers(value))
         for value in values
     )
+
+
+def check_no_list_of_arrays(name: str, value: object) -> None:
+    """Raise ``TypeError`` for a list of arrays in place of a sample: is it (x, y), or x alone?"""
+    if isinstance(value, list) and any(getattr(item, "ndim", 0) for item in value):
+        raise TypeError(
+            f"{name} a list of arrays, which may be x and y or x alone; a sample is a tuple "
+            "(x, y), or one array, as np.stack(list) is"
+        )

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from compss_train.data.values import check_values
+
 VARIABLE = "COMPSS_TRAIN_SOLVER"
 """The environment variable with the address of the fit."""
 NOWHERE = "none"
@@ -194,8 +196,8 @@ class SolverClient:
         arrives. The text of rank 0 counts.
 
         Raises ``ValueError`` for a field that was not declared and another number of values,
-        ``TypeError`` for values that are no real numbers and a text that is no ``str``, and
-        ``ConnectionError`` if the fit has ended.
+        ``TypeError`` for values that are no real numbers or masked, and a text that is no ``str``,
+        and ``ConnectionError`` if the fit has ended.
         """
         try:
             encoded = _encoded(field, text)
@@ -214,6 +216,7 @@ class SolverClient:
         if known is None:
             declared = ", ".join(map(repr, self._fields)) or "none is"
             raise ValueError(f"the field {field!r} was not declared by init; {declared} declared")
+        check_values(f"the field {field!r}", values)
         array = np.asarray(values)
         if array.dtype.kind not in "fiub":
             raise TypeError(f"values of {field!r} are {array.dtype}; give real numbers")

@@ -102,6 +102,15 @@ def test_a_text_of_another_type_is_an_error(monkeypatch, raises):
             solver.send("u", [1.0, 2.0], text)
 
 
+def test_masked_values_are_an_error(monkeypatch):
+    monkeypatch.setenv("COMPSS_TRAIN_SOLVER", "none")
+    solver = SolverClient()
+    solver.init("u", 2)
+    solver.send("u", np.ma.masked_array([1.0, 2.0], mask=False))
+    with pytest.raises(TypeError, match="the field 'u' is a masked array"):
+        solver.send("u", np.ma.masked_array([1.0, 2.0], mask=[False, True]))
+
+
 STEPS = 30
 
 

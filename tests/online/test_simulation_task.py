@@ -122,6 +122,16 @@ def raise_after_two(error):
             ("TypeError: the simulation yielded a dict; a sample is"),
         ),
         (
+            lambda _: [1.0, [np.ones(2), np.zeros(2)]],
+            1,
+            "TypeError: the simulation yielded a list of arrays, which may be x and y or x alone",
+        ),
+        (
+            lambda _: [SteppedX(0, 1.0), [torch.ones(2), 1.0]],
+            1,
+            "TypeError: the simulation yielded a list of arrays",
+        ),
+        (
             lambda _: [(0, 1.0, 0.0), (0.5, 1.0, 0.0)],
             1,
             ("ValueError: .*the time step 0.5; give its number"),
@@ -145,7 +155,17 @@ def raise_after_two(error):
             "float8",
             "ragged",
         ),
-        *("big-endian", "words", "first", "last", "names", "step", "pickle"),
+        *(
+            "big-endian",
+            "words",
+            "first",
+            "last",
+            "names",
+            "list",
+            "x and number",
+            "step",
+            "pickle",
+        ),
     ],
 )
 def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reason):
