@@ -47,9 +47,10 @@ WITHOUT_ARITHMETIC = (
     *(
         f"online/test_{subject}*.py"
         for subject in (
-            *("client", "coordinator", "ending", "events", "external", "fitting_faults"),
-            *("fitting_jobs", "fitting_simulation", "fitting_solver", "fitting_stopping"),
-            *("fitting_worker", "job", "killed", "malformed", "odd", "options", "receiver"),
+            *("arrived", "client", "coordinator", "ending", "events", "external"),
+            *("fitting_faults", "fitting_jobs", "fitting_simulation", "fitting_solver"),
+            *("fitting_stopping", "fitting_worker", "intake", "job", "killed", "malformed"),
+            *("odd", "options", "receive"),
             *("resuming", "roles", "routing", "sample_numbers", "sender", "simulation", "solver"),
             *("stream", "study", "worker"),
         )

@@ -9,8 +9,8 @@ from compss_train.data.collating import in_tensors
 from compss_train.engines import nodes
 from compss_train.model.schedule import Schedule
 from compss_train.net import Address, sockets
+from compss_train.online.intake import NUMBERS
 from compss_train.online.options import OnlineOptions, Pairing
-from compss_train.online.receiver import NUMBERS
 from compss_train.online.routing import Routing, StreamKeys
 from compss_train.training.hyperparameters import SetValues
 from compss_train.worker.batches import Batch

@@ -31,8 +31,9 @@ from compss_train.model.value_encoding import decode_value, encoded_pieces
 from compss_train.net import Address, ConnectionLostError
 from compss_train.online.coordinator_connection import TICK, CoordinatorConnection
 from compss_train.online.input_statistics import simulation_counts
+from compss_train.online.intake import NUMBERS
 from compss_train.online.online_job import OnlineJob
-from compss_train.online.receiver import NUMBERS, Receiver
+from compss_train.online.receiver import Receiver
 from compss_train.online.sample_losses import SampleLosses
 from compss_train.online.shared_average import SharedAverage
 from compss_train.online.worker_messages import Done, Failed, Reported, SavePart, WorkerReport

@@ -2,14 +2,13 @@
 
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.buffers import BufferDrainedError
-from compss_train.online.receiver import NUMBERS
+from compss_train.online.intake import NUMBERS
 from compss_train.online.routing import Routing
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import wait_until
@@ -99,35 +98,6 @@ def taken(buffer):
             yield int(sample["x"][0]), sample[NUMBERS].tolist()
 
 
-@pytest.mark.parametrize(
-    ("header", "shapes", "reason"),
-    [
-        ({"count": 0}, [(0,)], '"count": 0'),
-        ({"count": 2}, [(3, 1)], '"count": 2'),
-        ({"count": 2}, [(2, 1), ()], '"count": 2'),
-        ({"count": 2, "steps": [1]}, [(2, 1)], "but 1 steps"),
-        ({"count": 2, "steps": [1, -1]}, [(2, 1)], "steps=-1"),
-        ({"count": 2, "steps": 5}, [(2, 1)], "malformed"),
-        ({"count": "many"}, [(2, 1)], "malformed"),
-        ({"count": 300}, [(300, 1)], "without credit"),
-        ({"count": 2}, [(2, 1)] * 3, "a sample of 3 arrays"),
-    ],
-)
-def test_a_message_of_several_samples_that_is_malformed_is_refused(
-    make_stub, header, shapes, reason
-):
-    stub = make_stub(make("FIFO", 9))
-    with stub.connect(0) as connection:
-        connection.send(0)
-        connection.read("credit")
-        arrays = [np.zeros(shape, np.float32) for shape in shapes]
-        connection.connection.send({"sample": 1, **header}, arrays)
-        assert reason in connection.read("error")["error"]
-    send_stream(stub, 0, 2)
-    assert stub.drain() == [0, 1]
-    assert stub.receiver.failed is None
-
-
 # Offsets advance by what comes
 
 
@@ -215,28 +185,6 @@ def test_a_sample_that_its_sender_repeats_at_once_is_put_once(make_stub):
         assert "ended" in ending.result()
     assert got == list(range(6))
     assert stub.buffer.samples_put == 6
-
-
-def test_only_a_sample_alone_in_its_message_is_handed_over(make_stub, monkeypatch):
-    """The memory of others is that of a whole message, or was joined."""
-    stub = make_stub(make("FIFO", 9))
-    put_many = stub.buffer.put_many
-    copied = []
-
-    def note(samples, **options):
-        copied.append((len(samples["x"]), options["copy"]))
-        put_many(samples, **options)
-
-    monkeypatch.setattr(stub.buffer, "put_many", note)
-    with stub.connect(0) as connection:
-        connection.send(0)
-        connection.send_together([1, 2])
-        connection.send_together([2, 3])  # of which the first is known
-        wait_until(lambda: stub.buffer.samples_put == 4)
-        assert "ended" in connection.end()
-    assert copied[0] == (1, False)
-    assert all(copy for _, copy in copied[1:])
-    assert stub.drain() == [0, 1, 2, 3]
 
 
 def test_who_sends_without_credit_is_not_heard(make_stub):

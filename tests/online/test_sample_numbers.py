@@ -15,9 +15,9 @@ from torch import nn
 from compss_train import BufferSpec, SampleSender
 from compss_train.buffers import TimeStep
 from compss_train.model.value_encoding import decode_value, encode_value
+from compss_train.online.intake import NUMBERS
 from compss_train.online.online_job import OnlineJob
 from compss_train.online.options import UNCOUNTED
-from compss_train.online.receiver import NUMBERS
 from tests.buffers.kinds import ALL, PLAIN, STEPS, Thread, make
 from tests.net.plain_clients import no_threads_left
 from tests.online.fits import build_trainer, fit_online

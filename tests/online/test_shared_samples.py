@@ -16,8 +16,8 @@ from torch import nn
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from compss_train.net import SharedMemory, pack_arrays
 from compss_train.net.sockets import LOOPBACK
-from compss_train.online import receiver, route
-from compss_train.online.receiver import NUMBERS
+from compss_train.online import received_stream, receiver, route
+from compss_train.online.intake import NUMBERS
 from tests.buffers.kinds import Thread, make
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import TOKEN
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 @pytest.fixture
 def shared(monkeypatch):
     """Let messages of any size lie in shared memory, from the first on; return where they did."""
-    arrays_in = receiver.arrays_in
+    arrays_in = received_stream.arrays_in
     starts = []
 
     def note(memory, start, descriptions):
@@ -39,7 +39,7 @@ def shared(monkeypatch):
 
     monkeypatch.setattr(route, "_LEAST_BYTES", 0)
     monkeypatch.setattr(route, "_OFFER_BYTES", -1)
-    monkeypatch.setattr(receiver, "arrays_in", note)
+    monkeypatch.setattr(received_stream, "arrays_in", note)
     return starts
 
 
@@ -105,7 +105,7 @@ def test_without_shared_memory_zeromq_carries_all(shared, monkeypatch, missing):
     if missing == "memory of this system":
         monkeypatch.delattr(os, "memfd_create")
     else:
-        monkeypatch.setattr(receiver, "map_memory", lambda _: None)
+        monkeypatch.setattr(received_stream, "map_memory", lambda _: None)
     with stub_fit() as running, connect_sender(running) as sender:
         send_numbers(sender, range(30), 20_000)
         assert numbers_in(take(running.workers[0].buffer, 30)) == list(range(30))

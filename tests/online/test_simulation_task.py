@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.online.receiver import NUMBERS
+from compss_train.online.intake import NUMBERS
 from compss_train.online.simulation_task import simulate_and_send
 from compss_train.online.solver import SteppedX
 from tests.online.stub_fits import stub_fit

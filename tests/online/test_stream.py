@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.online.receiver import NUMBERS
+from compss_train.online.intake import NUMBERS
 from tests.buffers.kinds import STEPS
 from tests.helpers.waiting import wait_until
 from tests.online.sample_streams import (

@@ -1,4 +1,4 @@
-"""Snapshots of a receiver are consistent at any moment."""
+"""Snapshots are consistent at any moment; which samples the buffer copies."""
 
 import pickle
 import queue
@@ -69,3 +69,25 @@ def test_a_snapshot_of_pairs_continues_with_missing_samples(make_stub):
     for number in range(4):
         send_stream(again, number, STEPS, paired=True)
     assert len(buffer) == buffer.samples_put == 4 * STEPS
+
+
+def test_only_a_sample_alone_in_its_message_is_handed_over(make_stub, monkeypatch):
+    """The memory of others is that of a whole message, or was joined."""
+    stub = make_stub(make("FIFO", 9))
+    put_many = stub.buffer.put_many
+    copied = []
+
+    def note(samples, **options):
+        copied.append((len(samples["x"]), options["copy"]))
+        put_many(samples, **options)
+
+    monkeypatch.setattr(stub.buffer, "put_many", note)
+    with stub.connect(0) as connection:
+        connection.send(0)
+        connection.send_together([1, 2])
+        connection.send_together([2, 3])  # of which the first is known
+        wait_until(lambda: stub.buffer.samples_put == 4)
+        assert "ended" in connection.end()
+    assert copied[0] == (1, False)
+    assert all(copy for _, copy in copied[1:])
+    assert stub.drain() == [0, 1, 2, 3]
