@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from compss_train._utils.files import DISK, atomic_path
-from compss_train.data.block import as_tensor, copy_block
+from compss_train.data.block import Block, as_tensor
 from compss_train.data.writing import write_part
 from compss_train.online.simulation_task import Watchdog, failure_of, send_all
 from compss_train.online.source_messages import SimulationFailed, SimulationMessage, TimedOut
@@ -51,7 +51,7 @@ class SampleCollector:
 
         Raises ``ValueError`` if it has another shape or dtype than those before.
         """
-        parts = [as_tensor(copy_block(part)) for part in sample]
+        parts = [_copied(part) for part in sample]
         layout = {
             name: f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
             for name, part in zip("xy", parts, strict=False)
@@ -85,6 +85,12 @@ class SampleCollector:
         with atomic_path(path) as temporary:
             write_part(temporary, columns, format)
             DISK.sync(temporary)
+
+
+def _copied(part: Block) -> torch.Tensor:
+    """Return a copy in memory, also of what is mapped from a file, and without a graph."""
+    tensor = part.detach() if isinstance(part, torch.Tensor) else as_tensor(part)
+    return tensor.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def write_simulation(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -141,6 +142,37 @@ def test_samples_are_copied_and_y_may_be_left_out(tmp_path):
 
 def nothing_at_odd(value):
     return [] if value % 2 else [(np.float32([value]), np.float32([value]))]
+
+
+def memory_of(kind, path):
+    if kind == "mapped":
+        return np.memmap(path, np.float32, "w+", shape=4)
+    return torch.zeros(4) if kind in ("tensor", "graph") else np.zeros(4, np.float32)
+
+
+VIEWS = {
+    "graph": lambda memory: memory.clone().requires_grad_() * 1,
+    "read-only": lambda memory: np.frombuffer(memory.data.toreadonly(), np.float32),
+    "reversed": lambda memory: memory[::-1],
+}
+
+
+@pytest.mark.parametrize("format", ["npz", "pt"])
+@pytest.mark.parametrize("kind", ["mapped", "graph", "tensor", "read-only", "reversed"])
+def test_a_sample_is_as_it_was_when_it_was_yielded(tmp_path, kind, format):
+    path = tmp_path / "memory"
+
+    def simulate(_):
+        memory = memory_of(kind, path)
+        for step in range(3):
+            memory[:] = step
+            yield VIEWS.get(kind, lambda memory: memory)(memory), np.float32(step)
+
+    [name] = Simulations(simulate, [0]).write(tmp_path / "data", engine="serial", format=format)
+    arrays = np.load(name) if format == "npz" else torch.load(name)
+    assert arrays["x"].tolist() == [[step] * 4 for step in range(3)]
+    assert arrays["y"].tolist() == [0, 1, 2]
+    assert not getattr(arrays["x"], "requires_grad", False)
 
 
 def test_a_simulation_without_samples_is_complete_and_has_no_file(tmp_path):
