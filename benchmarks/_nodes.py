@@ -21,6 +21,7 @@ from typing import Any
 
 from _applications import Runtime, call
 from _common import HERE
+from _quotas import Quota
 
 PREFIX = "compss_train-"
 """Beginning of the names of namespaces; the number of the process that made them follows."""
@@ -39,12 +40,6 @@ LEAST_BURST = 2**15
 """The least bytes that a link sends at once after a pause."""
 MODULES = (HERE, HERE.parent, HERE.parent / "apps")
 """Where programs in the nodes look for modules: the language model is one of ``apps/``."""
-QUOTA_PERIOD = 20_000
-"""Microseconds of a quota of cores."""
-MOST_WEIGHT = "10000"
-"""Weight with which nodes get their cores also on a busy machine."""
-MOST_SHARES = "262144"
-"""The same for the first version of cgroups."""
 RAY_PORT = 6379
 HEAD = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
@@ -74,7 +69,8 @@ class Network:
         # From the range for benchmarks.
         self.addresses = [f"198.18.0.{number + 1}" for number in range(nodes)]
         self._ports = [f"port{number}" for number in range(nodes)]
-        self._groups: list[Path] = []
+        self.quota = Quota()
+        """Of each node's cores: see ``share_cores``."""
 
     def make(self) -> None:
         """Make the namespaces, the switch (a bridge) and the links.
@@ -103,42 +99,30 @@ class Network:
     def within(self, number: int) -> list[str]:
         """Return the words before a command that runs in a node."""
         words = ["ip", "netns", "exec", self.nodes[number]]
-        if self._groups:
-            joining = f'echo $$ > {self._groups[number]}/cgroup.procs && exec "$@"'
+        if self.quota.groups:
+            joining = f'echo $$ > {self.quota.groups[number]}/cgroup.procs && exec "$@"'
             words = ["sh", "-c", joining, "sh", *words]
         return words
 
     def share_cores(self, cores_of_node: float | None = None) -> None:
-        """Give every node so many cores.
+        """Let ``quota.held()`` give every node so many cores.
 
         By default all get the same part of them, where there are fewer cores than nodes.
         """
         cores = len(os.sched_getaffinity(0))
         if cores_of_node is None and cores >= len(self.nodes):
             return
-        root = Path("/sys/fs/cgroup")
-        quota = int(QUOTA_PERIOD * (cores_of_node or cores / len(self.nodes)))
         try:
-            for name in self.nodes:
-                group = (root / "cpu" if (root / "cpu").is_dir() else root) / name
-                group.mkdir()
-                self._groups.append(group)
-                if (group / "cpu.max").exists():
-                    (group / "cpu.max").write_text(f"{quota} {QUOTA_PERIOD}")
-                    (group / "cpu.weight").write_text(MOST_WEIGHT)
-                else:
-                    (group / "cpu.shares").write_text(MOST_SHARES)
-                    (group / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD))
-                    (group / "cpu.cfs_quota_us").write_text(str(quota))
-            print(
-                f"{len(self.nodes)} nodes on {cores} cores: each has a quota of "
-                f"{quota / QUOTA_PERIOD:.2f} cores"
-            )
+            self.quota = Quota.of(self.nodes, cores_of_node or cores / len(self.nodes))
         except OSError as error:
-            self._remove_groups()
             print(
                 f"{len(self.nodes)} nodes share {cores} cores as they like: no quota can be "
                 f"set ({error})"
+            )
+        else:
+            print(
+                f"{len(self.nodes)} nodes on {cores} cores: each has a quota of "
+                f"{self.quota.cores:.2f} cores while it is timed"
             )
 
     def limit(self, rate: float) -> None:
@@ -167,13 +151,7 @@ class Network:
         """Remove all that was made."""
         for name in (*self.nodes, self.switch):
             _remove(name)
-        self._remove_groups()
-
-    def _remove_groups(self) -> None:
-        while self._groups:
-            # A process that ends a moment later: an empty group costs nothing.
-            with suppress(OSError):
-                self._groups.pop().rmdir()
+        self.quota.remove()
 
 
 def link_bytes(switch: str) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,6 +25,7 @@ from _applications import call, has_compss
 from _common import BATCH, NETWORKS, Images, spread
 from _nodes import LINK, Fit, Network, compss_in, link_bytes, nodes_of, ray_in, skip_without_network
 from _peers import DDP, MERGING, PEERS, PLAIN
+from _quotas import Quota
 from torch import distributed, nn
 
 ENGINES = {"ray": ray_in, "compss": compss_in}
@@ -75,6 +76,8 @@ class Job:
     """Whether the network is evaluated after each epoch, in time that does not count."""
     batches: int = 0
     """Batches to measure, from which a peer's epochs are computed; 0 for whole epochs."""
+    quota: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the nodes' ``Quota``, which holds while the clock runs."""
 
     def images(self) -> Images:
         """Return images, or texts and the next character of each of theirs."""
@@ -200,14 +203,15 @@ def ours(engine: str, options: dict[str, Any], job_fields: dict[str, Any]) -> di
                 if job.evaluated:
                     states.append(trainer.get_parameters())
 
-    with common.warm_trainer(
+    started = common.warm_trainer(
         job.net(),
         job.optimizer,
         workers=job.workers,
         engine=engine,
         seed=job.seed,
         warm=(images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES]),
-    ) as trainer:
+    )
+    with started as trainer, Quota(**job.quota).held():
         x, y = images.blocked(2 * job.workers)
         clock = _Clock(job.switch)
         fitted = common.fit(
@@ -248,7 +252,8 @@ def rank(number: int, folder: str, method: str, job_fields: dict[str, Any]) -> d
     merges = 1.0 if method in MERGING else float(steps)
     optimizer = peers.optimizer_for(net, job.optimizer)
     exchange = peers.Exchange(net, optimizer, member, period=steps)
-    with peers.METHODS[method](exchange) as (wrapped, after_step):
+    quota = Quota() if number else Quota(**job.quota)
+    with peers.METHODS[method](exchange) as (wrapped, after_step), quota.held():
 
         def train(batches: Sequence[torch.Tensor] | Iterator[torch.Tensor]) -> None:
             for rows in batches:
@@ -308,7 +313,7 @@ def run_ours(fit: Fit, label: str, job: Job, engine: str) -> Measured:
     """
     accuracies = []
     if job.evaluated:
-        local_job = replace(job, switch="")
+        local_job = replace(job, switch="", quota={})
         accuracies = Measured(**call(ours, "local", OURS[label], asdict(local_job))).accuracies
     measured = Measured(**fit(ours, engine, OURS[label], asdict(replace(job, evaluated=False))))
     return replace(measured, accuracies=accuracies)
@@ -341,6 +346,7 @@ def measure(options: argparse.Namespace, network: Network, fit: Fit) -> Results:
             workers=options.nodes,
             switch=network.switch,
             evaluated=link == NO_LIMIT,
+            quota=asdict(network.quota),
         )
         whole = link == NO_LIMIT or options.whole
         timed = job if whole else replace(job, epochs=min(options.epochs, TIMED_EPOCHS))

@@ -361,7 +361,7 @@ def emulated(nodes: int, cores: float | None) -> Iterator[Network]:
     """
     with nodes_of(nodes) as network:
         network.share_cores(cores)
-        with compss_in(network):
+        with network.quota.held(), compss_in(network):
             yield network
 
 

@@ -1,0 +1,34 @@
+"""A quick run of ``benchmarks/network.py``: fits over emulated links, which count their bytes."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.processes import ROOT
+from tests.helpers.waiting import LIMIT
+
+IS_MISSING = os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "nsenter")))
+
+
+@pytest.mark.skipif(IS_MISSING, reason="needs root and iproute2, to make network namespaces")
+def test_a_fit_over_a_slow_link_is_measured():
+    program = [sys.executable, "benchmarks/network.py", "--quick", "--contestants", "ours"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+    )
+    said = done.stdout + done.stderr
+    if "Operation not permitted" in said:
+        pytest.skip("root may not make network namespaces here")
+    assert done.returncode == 0, said
+    rows = [re.split(r"\s{2,}", line) for line in said.splitlines() if re.match(r"ours\s", line)]
+    no_limit, slow, accuracies = rows
+    for row in (no_limit, slow):
+        megabytes, most, of_all_reduce = map(float, row[6:9])
+        assert 7.5 <= megabytes <= most  # at least the parameters
+        assert of_all_reduce >= 1
+    assert float(accuracies[2]) > 60
