@@ -15,6 +15,7 @@ import hashlib
 import io
 import os
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,6 +36,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = memoryview | bytes | bytearray
 
 _PACKAGE = "compss_train."
+_PYBIND11 = "pybind11_builtins"
+"""The module of the type of classes that pybind11 has compiled."""
+
 _ALIGNMENT = 64
 _LENGTH = np.dtype("<u8")
 
@@ -92,6 +96,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if ours and obj.__name__ == obj.__qualname__:
             # By name, without cloudpickle's search: half of the time of a small task.
             return NotImplemented
+        if isinstance(obj, type) and type(obj).__module__ == _PYBIND11:
+            return _reduce_compiled(obj)
         if getattr(type(obj), "loaded_once", False) and obj is not self._kept:
             return _load_once, (_SeparatePickle.of(obj),)
         if type(obj) is torch.Tensor and _is_plain(obj):
@@ -164,6 +170,19 @@ def _rebuild_tensor(
 ) -> torch.Tensor:
     flat = shared_tensor(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
     return flat.view(shape).permute([order.index(dimension) for dimension in range(len(order))])
+
+
+def _reduce_compiled(kind: type) -> Any:
+    """Pickle a compiled class by the name that its module has for it.
+
+    That may be another one than its own, as of ``torch.nn.attention.SDPBackend``.
+    """
+    module = sys.modules.get(kind.__module__)
+    known = vars(module) if module is not None else {}
+    names = [name for name, value in known.items() if value is kind]
+    if not names or kind.__qualname__ in names:
+        return NotImplemented
+    return getattr, (module, names[0])
 
 
 def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:

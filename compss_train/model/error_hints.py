@@ -19,6 +19,11 @@ _HINTS = {
     "backward through the graph a second time": (
         "The trainer calls backward() itself: leave it out of the training step."
     ),
+    "Specify retain_graph=True": (
+        "If a module keeps what an earlier batch has computed, as a spiking neuron does, reset or "
+        "detach() it in forward or in the step, through the model that this gets: a class that "
+        "lists its objects, as snntorch's do, does not know the copies of workers."
+    ),
     "between 0 and 1": (
         "The loss takes probabilities: end the network with nn.Sigmoid(), or build with "
         "torch.nn.BCEWithLogitsLoss(), which takes logits."

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import clips_nothing, no_loss
 from compss_train.training.description import Details, details
 from compss_train.training.network_checks import check_optimizer
-from compss_train.training.pickling import check_picklable
+from compss_train.training.pickling import check_copyable, check_picklable
 from compss_train.worker.optimizer_state import optimizer_bytes
 
 PICKLED = (
@@ -110,6 +110,7 @@ class BuildArguments:
             for_tasks = spec.for_tasks
         except Exception:
             _check_sent(spec)  # names what has no copy
+            check_copyable(**_sent(spec))
             raise
         _check_sent(for_tasks)
 
@@ -201,7 +202,12 @@ class BuildArguments:
 
 def _check_sent(spec: TrainingSpec) -> None:
     """Raise ``TypeError`` for what cannot be sent to workers."""
+    check_picklable(**_sent(spec))
+
+
+def _sent(spec: TrainingSpec) -> dict[str, Any]:
+    """Return what is sent to workers, by the names of arguments."""
     augment = spec.train_transform and spec.train_transform.function
     arguments = {name: getattr(spec, name) for name in PICKLED}
     arguments["metric"] = {**spec.measures.metrics, **spec.measures.whole}
-    check_picklable(**arguments, train_transform=augment)
+    return {**arguments, "train_transform": augment}

@@ -56,7 +56,9 @@ def checked_network(net: object) -> nn.Module:
     buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
     for name, tensor in tensors.items():
         if is_lazy(tensor):
-            continue
+            raise ValueError(
+                f"{name!r} is lazy and has no shape yet; run one batch through the network first"
+            )
         try:
             check_dense(f"{name!r} of the network", tensor)
         except TypeError as error:

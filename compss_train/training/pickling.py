@@ -1,6 +1,7 @@
-"""Finds out which part of an object cannot be sent to other processes."""
+"""Finds out which part of an object cannot be sent to other processes, or copied."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,7 @@ def check_picklable(**values: object) -> None:
             continue
         if isinstance(error, RecursionError) or "recursion" in str(error):
             raise TypeError(f"{name} {TOO_DEEP}, and cannot be sent to other processes")
-        where = _culprit(name, value) or name
+        where = _culprit(name, value, pickling_error) or name
         raise TypeError(
             f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); "
             "create it on first use, as in forward or __getitem__, or exclude it in "
@@ -27,18 +28,44 @@ def check_picklable(**values: object) -> None:
         )
 
 
-def _culprit(name: str, value: object, seen: frozenset[int] = frozenset()) -> str | None:
-    """Return the path and type of the innermost part that cannot be pickled.
+def check_copyable(**values: object) -> None:
+    """Raise ``TypeError`` for the first value that cannot be copied, naming the attribute."""
+    for name, value in values.items():
+        error = _copying_error(value)
+        if error is not None:
+            where = _culprit(name, value, _copying_error) or name
+            raise TypeError(
+                f"{where} cannot be copied ({error}), and each worker has a copy: let "
+                "copy.deepcopy work with it, such as by __getnewargs__ or __deepcopy__"
+            ) from error
+
+
+def _copying_error(value: object) -> Exception | None:
+    """Return what keeps a value from being copied, if anything does."""
+    try:
+        copy.deepcopy(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _culprit(
+    name: str,
+    value: object,
+    error_of: Callable[[object], Exception | None],
+    seen: frozenset[int] = frozenset(),
+) -> str | None:
+    """Return the path and type of the innermost part that has an error.
 
     Returns ``None`` if the only such parts refer back to a value in ``seen``.
     """
-    failing = [(part, inner) for part, inner in _parts(value) if pickling_error(inner) is not None]
+    failing = [(part, inner) for part, inner in _parts(value) if error_of(inner) is not None]
     if not failing:
         return f"{name} ({type(value).__module__}.{type(value).__qualname__})"
     seen |= {id(value)}
     for part, inner in failing:
         if id(inner) not in seen:
-            culprit = _culprit(name + part, inner, seen)
+            culprit = _culprit(name + part, inner, error_of, seen)
             if culprit is not None:
                 return culprit
     return None

@@ -1,7 +1,7 @@
 """The states of optimizers: their tensors by name for merges, copies, and their size."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -168,6 +168,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     # Those of JoinedOptimizer are shared by it.
     if not type(optimizer).__module__.startswith(("torch.optim.", JoinedOptimizer.__module__)):
         _keep_containers(optimizer, groups, before)
+        _keep_kinds(optimizer, states)
     for (_, parameter), product in zip(with_product, products, strict=True):
         optimizer.state[parameter]["mu_product"] = product
 
@@ -175,7 +176,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 def _keep_containers(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: Any
 ) -> None:
-    """Put what was loaded into the containers of before, which inner optimizers may share."""
+    """Put what was loaded into the containers of before, which inner optimizers may share.
+
+    Where they are properties, the inner optimizer has loaded its own.
+    """
+    if isinstance(getattr(type(optimizer), "param_groups", None), property):
+        return
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
         if group is not loaded:
             group.clear()
@@ -185,6 +191,33 @@ def _keep_containers(
         state.update(optimizer.state)
     optimizer.param_groups = groups
     optimizer.state = state
+
+
+def _keep_kinds(optimizer: torch.optim.Optimizer, states: Mapping[Any, Any]) -> None:
+    """Put back numbers and tensors of which ``load_state_dict`` has made others.
+
+    Torch's casts tensors to the dtype of their parameter, and that of Adam, which others inherit,
+    makes tensors of counts of steps: a loop that loads nothing goes on without either.
+    """
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for number, parameter in enumerate(parameters):
+        saved = states.get(number)
+        loaded = optimizer.state.get(parameter)
+        if not isinstance(saved, Mapping) or not isinstance(loaded, MutableMapping):
+            continue
+        for name, value in saved.items():
+            if name in loaded and _has_other_kinds(loaded[name], value):
+                loaded[name] = value
+
+
+def _has_other_kinds(loaded: Any, saved: Any) -> bool:
+    """Return whether a tensor in what was loaded was a number or of another dtype when saved."""
+    pairs = zip(leaves(loaded), leaves(saved), strict=False)
+    return any(
+        isinstance(new, torch.Tensor)
+        and (isinstance(old, _NUMBERS) or (torch.is_tensor(old) and old.dtype != new.dtype))
+        for new, old in pairs
+    )
 
 
 def check_averageable(spec: TrainingSpec) -> None:

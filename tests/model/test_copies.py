@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
+import compss_train
 from compss_train import DistributedTrainer
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.copies import CopyTemplate, copy_network
@@ -90,6 +92,41 @@ def test_one_worker_is_the_plain_loop(engine, kind):
     )
     assert_same_bits(ours, plain)
     assert trainer.predict(X).tobytes() == outputs(trainer.model())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_loaded_into_new_networks(kind, tmp_path):
+    trainer = DistributedTrainer(2, engine="serial", seed=5, threads=1)
+    trainer.build(net_of(kind), ADAM, "cross_entropy")
+    trainer.fit(X, Y, batch_size=10, num_epochs=2, progress=False)
+    path = tmp_path / "net.safetensors"
+    trainer.save(path)
+    loaded = compss_train.load(path, net_of(kind))
+    assert_same_bits(state_arrays(loaded), dict(trainer.get_parameters()))
+    assert outputs(loaded) == outputs(trainer.model())
+
+
+class WithBackends(nn.Linear):
+    """Keeps members of an enumeration that is compiled."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.backends = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]
+
+    def forward(self, x):
+        return super().forward(x) * len(self.backends) * (self.backends[0] == SDPBackend.MATH)
+
+
+def test_members_of_compiled_enumerations_are_sent(engine):
+    trainer = DistributedTrainer(1, engine=engine, seed=5, threads=1)
+    torch.manual_seed(0)
+    net = WithBackends()
+    trainer.build(net, ADAM, "cross_entropy")
+    still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    ours = trainer.fit(*blocked(X, Y, 3), num_batches_per_worker=4, num_epochs=2, **still)
+    plain = plain_loop(net, lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 3, 4, 2, seed=5)
+    assert_same_bits(ours, plain)
+    assert trainer.model().backends == net.backends
 
 
 def test_what_no_copy_owns_is_shared_also_if_deepcopy_does_not_know_its_type():
@@ -204,3 +241,21 @@ def test_modules_that_cannot_be_copied_are_named():
     trainer = DistributedTrainer(1, engine="serial")
     with pytest.raises(TypeError, match=r"'1\.0' of the network cannot be copied \(.*__new__"):
         trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, "mse")
+
+
+class WithPart:
+    """A training step that holds a part which cannot be copied, and the network."""
+
+    def __init__(self, net):
+        self.net = net
+        self.part = {"mean": NeedsArguments(2, 1)}
+
+    def __call__(self, model, batch, context):
+        return self.net(batch[0]).mean()
+
+
+def test_parts_of_steps_that_cannot_be_copied_are_named():
+    net = nn.Linear(2, 1)
+    trainer = DistributedTrainer(1, engine="serial")
+    with pytest.raises(TypeError, match=r"training_step\.part\['mean'\] .* cannot be copied \("):
+        trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, training_step=WithPart(net))

@@ -276,6 +276,7 @@ def loss_of_global_net(output, target):
             ("a Sequential, contains itself, or is nested too deeply"),
         ),
         ({"net": nn.LazyLinear(3)}, ValueError, "lazy"),
+        ({"net": nn.Sequential(nn.Linear(8, 3), nn.LazyBatchNorm1d())}, ValueError, "lazy"),
         ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "lr=-1.0"),
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "'lion'"),
         ({"optimizer": {**SGD, "beta": 1}}, ValueError, "'beta'"),

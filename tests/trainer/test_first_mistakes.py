@@ -395,6 +395,34 @@ def test_a_step_that_calls_backward_is_told_that_the_trainer_does():
     )
 
 
+class Neuron(nn.Module):
+    """Has a membrane, and is in a list of its class, as snntorch's neurons are."""
+
+    neurons = []  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.membrane = torch.zeros(1)
+        self.neurons.append(self)
+
+    def forward(self, x):
+        self.membrane = 0.9 * self.membrane + x.mean(dim=0)
+        return x + self.membrane
+
+
+def test_neurons_that_go_on_with_an_earlier_batch_are_told_how_to_reset_them():
+    def step(model, batch, context):
+        for neuron in Neuron.neurons:
+            neuron.membrane = torch.zeros(1)
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(nn.Sequential(mlp(), Neuron()), SGD, training_step=step)
+    with pytest.raises(RuntimeError, match="a second time") as caught:
+        trainer.fit(X, Y, **FIT)
+    assert any("reset or detach() it" in note for note in caught.value.__notes__)
+
+
 def squared(output, y):
     return ((output - y) ** 2).mean()
 

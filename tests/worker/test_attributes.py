@@ -4,6 +4,7 @@ import random
 import runpy
 from collections import deque
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -355,6 +356,52 @@ def test_tables_by_objects_and_graphs_are_kept(tmp_path, engine, make):
 def traced_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+class Item(NamedTuple):
+    name: str
+    data: dict
+
+
+class Fitting(nn.Module):
+    """Notes with its first batch what no copy has: names of torch, members and parts of tuples."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = nn.Linear(4, 1)
+        self.dtype = self.kinds = self.rows = self.items = self.layout = None
+        self.last.dtype = self.last.kinds = self.last.data = self.last.memory = None
+
+    def forward(self, x):
+        if self.dtype is None:
+            self.dtype = self.last.dtype = x.dtype
+            self.kinds = [Kind.SECOND]
+            self.last.kinds = {Kind.FIRST: range(1, 3), "rows": self.kinds}
+            self.rows = [slice(1, None), slice(None)]
+            self.layout = x.layout
+            self.last.memory = torch.contiguous_format
+        data = {"mean": x.mean()}
+        self.items = [Item("x", data)]
+        self.last.data = data
+        as_noted = x.to(self.last.dtype, memory_format=self.last.memory)
+        factor = self.kinds[0].value + self.last.kinds[Kind.FIRST].stop + (self.layout == x.layout)
+        return self.last(as_noted[self.rows[1]]) * factor + self.last.data["mean"]
+
+
+def test_names_of_torch_members_and_parts_of_what_is_not_kept(tmp_path, engine):
+    net = train_in_loop(Fitting(), {"optimizer": "adam", "loss": nn.MSELoss()}, BATCHES * 4)
+    for epochs in (2, 4):
+        trainer = DistributedTrainer(1, engine=engine, threads=1, seed=0)
+        trainer.build(Fitting(), {"optimizer": "adam", "lr": 0.01}, nn.MSELoss())
+        still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+        checkpoint = {"callbacks": [Checkpoint(tmp_path)], "resume": True}
+        trainer.fit(X, Y, num_epochs=epochs, batch_size=BATCH, **still, **checkpoint)
+    assert_alike(trainer, net)
+    kept = trainer.model()
+    assert kept.last.kinds == {Kind.FIRST: range(1, 3), "rows": [Kind.SECOND]}
+    assert kept.rows == [slice(1, None), slice(None)]
+    assert (kept.dtype, kept.last.memory) == (torch.float32, torch.contiguous_format)
 
 
 class Lazy(nn.Module):

@@ -75,3 +75,84 @@ def test_what_has_no_partner(tmp_path, raises, optimizer, network, name):
     trainer = trainer_of(optimizer, *network)
     with raises(ValueError, name):
         fitted(trainer, 2, resume=tmp_path)
+
+
+class OtherKinds(torch.optim.Adam):
+    """Keeps numbers and tensors of other dtypes than the parameters', as optimizers do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = 0
+                    state["counts"] = [torch.zeros((), dtype=torch.int64)]
+                    state["wide"] = torch.zeros(parameter.shape, dtype=torch.float64)
+                    state["narrow"] = torch.zeros(parameter.shape, dtype=torch.bfloat16)
+                state["step"] += 1
+                state["counts"][0] += 1
+                state["wide"].mul_(0.9).add_(parameter.grad)
+                state["narrow"].mul_(0.9).add_(parameter.grad)
+                moment = state["wide"].float() + state["narrow"].float()
+                rate = group["lr"] * (1 - 0.9 ** state["step"]) / (1 + state["counts"][0] // 3)
+                parameter.sub_(moment, alpha=float(rate))
+
+
+class Around(torch.optim.Optimizer):
+    """Has the groups and the state of the optimizer inside, as properties."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.scale = 1.0
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+    def state_dict(self):
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state):
+        self.optimizer.load_state_dict(state)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.scale *= 0.9
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= self.scale
+        self.optimizer.step()
+
+
+PACKAGES = {
+    "other kinds": lambda parameters: OtherKinds(parameters, lr=0.02),
+    "around Adam": lambda parameters: Around(torch.optim.Adam(parameters, lr=0.02)),
+    "around other kinds": lambda parameters: Around(OtherKinds(parameters, lr=0.02)),
+}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_optimizers_as_packages_have_them_are_the_plain_loop(tmp_path, engine, name):
+    net = Net()
+    optimizer = PACKAGES[name](net.parameters())
+    for start in [*range(0, len(X), 10)] * 4:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(X[start : start + 10]), Y[start : start + 10]).backward()
+        optimizer.step()
+    expected = net.state_dict()
+    for epochs in (2, 4):
+        trainer = DistributedTrainer(1, engine=engine, threads=1, seed=0)
+        trainer.build(Net(), PACKAGES[name], "mse")
+        still = {"shuffle": None, "shuffle_block_data": False}
+        checkpoint = {"callbacks": [Checkpoint(tmp_path)], "resume": True}
+        fitted(trainer, epochs, **still, **checkpoint)
+    for key, array in trainer.get_parameters().items():
+        assert np.array_equal(array, expected[key].numpy()), key

@@ -1,11 +1,12 @@
 """What differs from a new copy: the attributes that a worker keeps from round to round."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from compss_train.model.attributes.objects import class_of, enum_of
 from compss_train.model.attributes.plain_values import KIND, NOT_KEPT, copied, parts
 from compss_train.model.attributes.reader import AttributeReader
 
@@ -17,7 +18,12 @@ def changed_attributes(
 
     Raises ``TypeError`` for what changed and cannot be kept.
     """
-    values = {path: _keepable(value, before, path, worker) for path, value in after.values.items()}
+    lost: list[str] = []
+    values = {
+        path: _keepable(value, before, path, worker, lost) for path, value in after.values.items()
+    }
+    if lost:
+        values = {path: _without_parts_of(lost, value, after) for path, value in values.items()}
     changed = {
         path: value
         for path, value in values.items()
@@ -35,13 +41,14 @@ def changed_attributes(
     return kept
 
 
-def _keepable(value: Any, before: AttributeReader, path: str, worker: int) -> Any:
+def _keepable(value: Any, before: AttributeReader, path: str, worker: int, lost: list[str]) -> Any:
     """Return a plain value in which objects that a new copy does not have are not kept.
 
-    Raises ``TypeError`` for modules, which cannot be left out of a network.
+    Their paths are added to those that are ``lost``. Raises ``TypeError`` for modules, which cannot
+    be left out of a network.
     """
     if isinstance(value, list):
-        return [_keepable(item, before, path, worker) for item in value]
+        return [_keepable(item, before, path, worker, lost) for item in value]
     if not isinstance(value, dict):
         return value
     if "path" in value and "class" in value and before.classes.get(value["path"]) != value["class"]:
@@ -51,10 +58,28 @@ def _keepable(value: Any, before: AttributeReader, path: str, worker: int) -> An
                 "that no optimizer trains and no state_dict is known to have: make it in __init__, "
                 "or before the fit"
             )
+        if value[KIND] == "enum" and enum_of(value["class"]) is not None:
+            return {name: value[name] for name in value if name != "path"}
+        lost.append(value["path"])
         return {KIND: NOT_KEPT, "class": value["class"].partition(" ")[0]}
     if "items" not in value:
         return value
-    return {**value, "items": _keepable(value["items"], before, path, worker)}
+    return {**value, "items": _keepable(value["items"], before, path, worker, lost)}
+
+
+def _without_parts_of(lost: Collection[str], value: Any, after: AttributeReader) -> Any:
+    """Return a plain value in which what is referred to inside of lost objects is not kept."""
+    if isinstance(value, list):
+        return [_without_parts_of(lost, item, after) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value[KIND] == "reference" and any(
+        value["path"].startswith((f"{path}[", f"{path}.", f"{path} ")) for path in lost
+    ):
+        return {KIND: NOT_KEPT, "class": class_of(after.objects[value["path"]])}
+    if "items" not in value:
+        return value
+    return {**value, "items": _without_parts_of(lost, value["items"], after)}
 
 
 def _references(plain: Any) -> list[str]:

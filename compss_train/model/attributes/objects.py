@@ -4,6 +4,7 @@ import hashlib
 import pickle
 import sys
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -26,6 +27,22 @@ MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 def class_of(value: Any) -> str:
     """Return the name of an object's class, with that of its module."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def enum_of(name: str) -> type[Enum] | None:
+    """Return the enumeration of a name that ``class_of`` returned, if a module of it is imported.
+
+    Those of ``__main__`` are not in every process.
+    """
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:length])
+        if module in sys.modules and module != "__main__":
+            found: Any = sys.modules[module]
+            for part in parts[length:]:
+                found = getattr(found, part, None)
+            return found if isinstance(found, type) and issubclass(found, Enum) else None
+    return None
 
 
 def name_of(named: Any) -> str:

@@ -19,6 +19,9 @@ KIND = "kind"
 SCALARS = (type(None), bool, int, float, str, np.generic)
 """What stands for itself."""
 
+NAMES_OF_TORCH = torch.dtype | torch.layout | torch.memory_format
+"""The types of values that torch has a name for."""
+
 CONTAINERS: Mapping[type[Any], str] = {
     list: "list",
     tuple: "tuple",

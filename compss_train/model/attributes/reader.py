@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.private_names import held_by, hooks_of
+from compss_train._utils.private_names import held_by, hooks_of, state_tensors
 from compss_train.model.attributes.objects import (
     MODULE_ATTRIBUTES,
     NAMED,
@@ -25,6 +25,7 @@ from compss_train.model.attributes.objects import (
 from compss_train.model.attributes.plain_values import (
     CONTAINERS,
     KIND,
+    NAMES_OF_TORCH,
     NOT_KEPT,
     SCALARS,
     copied,
@@ -61,6 +62,7 @@ class AttributeReader:
         roots: Mapping[str, Any],
         before: "AttributeReader | None" = None,
     ) -> None:
+        self._net = net
         self._before = before
         self.values: dict[str, Any] = {}
         """The plain values by paths."""
@@ -88,6 +90,16 @@ class AttributeReader:
         """Return whether a value is that of another path, which may only share it with this one."""
         return self._paths.get(id(value), path) != path
 
+    def is_in_merged_memory(self, value: torch.Tensor) -> bool:
+        """Return whether a tensor lies in the memory of a parameter or persistent buffer."""
+        if value.layout != torch.strided:
+            return False
+        memory = value.untyped_storage().data_ptr()
+        return memory != 0 and any(
+            tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == memory
+            for tensor in state_tensors(self._net).values()
+        )
+
     def _note_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what the optimizer's state_dict keeps."""
         self.note(optimizer.state, f"{OPTIMIZER}.state")
@@ -113,6 +125,14 @@ class AttributeReader:
                 self.note(value, path)
                 self._read_function(value, path)
             return plain
+        if isinstance(value, NAMES_OF_TORCH | torch.device):
+            return {KIND: type(value).__name__, "value": str(value).removeprefix("torch.")}
+        if isinstance(value, bytes | complex):
+            return {KIND: type(value).__name__, "value": np.frombuffer(_bytes_of(value), np.uint8)}
+        if isinstance(value, slice | range):
+            bounds = [value.start, value.stop, value.step]
+            if all(isinstance(bound, SCALARS) for bound in bounds):
+                return {KIND: type(value).__name__, "items": bounds}
         first_path = self._paths.get(id(value))
         if first_path is not None:
             return {KIND: "reference", "path": first_path}
@@ -127,10 +147,6 @@ class AttributeReader:
         # Those that decide themselves how they are copied are not looked into.
         if type(value) in CONTAINERS or (is_subclass and not hasattr(type(value), "__deepcopy__")):
             return self._read_container(value, path)
-        if isinstance(value, torch.dtype | torch.device):
-            return {KIND: type(value).__name__, "value": str(value).removeprefix("torch.")}
-        if isinstance(value, bytes | complex):
-            return {KIND: type(value).__name__, "value": np.frombuffer(_bytes_of(value), np.uint8)}
         generator = state_of_generator(value)
         if generator is not None:
             return {**self._object(path, class_of(value)), KIND: "generator", "value": generator}

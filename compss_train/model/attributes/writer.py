@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compss_train.model.attributes.objects import enum_of
 from compss_train.model.attributes.plain_values import (
     CONTAINER_TYPES,
     KIND,
@@ -39,9 +40,10 @@ class AttributeWriter:
     def set(self, kept: Mapping[str, Any]) -> None:
         """Set attributes to copies of values that ``changed_attributes`` returned.
 
-        Containers, and tensors of the same shape and dtype, keep their memory. Paths of objects
-        that are gone are left out: whoever restores a checkpoint with other objects is warned of
-        them.
+        Containers, and tensors of the same shape and dtype, keep their memory, unless a parameter
+        has it, too, as in a new network with ``torch.nn.utils.spectral_norm``.
+        Paths of objects that are gone are left out: whoever restores a checkpoint with other
+        objects is warned of them.
         """
         objects = self._reader.objects
         for path, plain in kept.items():
@@ -77,15 +79,23 @@ class AttributeWriter:
         if self._reader.is_elsewhere(current, path):  # also a buffer that was replaced since
             current = None
         kind = plain[KIND]
-        if kind in ("dtype", "device"):
-            name = plain["value"]
-            return getattr(torch, name) if kind == "dtype" else torch.device(name)
+        if kind in ("dtype", "layout", "memory_format"):
+            return getattr(torch, plain["value"])
+        if kind == "enum" and "path" not in plain:
+            members = enum_of(plain["class"])
+            return NotKept(path, plain["class"]) if members is None else members[plain["name"]]
+        if kind == "device":
+            return torch.device(plain["value"])
+        if kind in ("slice", "range"):
+            return (slice if kind == "slice" else range)(*plain["items"])
         if kind in ("bytes", "complex"):
             data = plain["value"].tobytes()
             return data if kind == "bytes" else complex(np.frombuffer(data, complex)[0])
         if kind in CONTAINER_TYPES:
             value = self._restored_container(plain, current, path)
         elif kind == "tensor":
+            if isinstance(current, torch.Tensor) and self._reader.is_in_merged_memory(current):
+                current = None
             value = _restored_tensor(plain, current, self._device)
         elif kind == "array":
             value = np.array(plain["value"])
