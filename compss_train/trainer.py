@@ -546,6 +546,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             pairing=pairing_of(simulations),
         )
         self._model.require_idle("fit_online")
+        if simulations.simulate is not None:
+            self._model.check_simulate(simulations.simulate)
         called = self._callback_list(
             callbacks,
             progress=progress,

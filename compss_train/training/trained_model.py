@@ -208,6 +208,20 @@ class TrainedModel:
                 "now, give the data set copy.deepcopy(net)"
             )
 
+    def check_simulate(self, simulate: Callable[..., Any]) -> None:
+        """Raise ``ValueError`` for simulations that use the network that was given to ``build``.
+
+        Their processes have it as it was when they began, whatever workers train.
+        """
+        use = self._use_of_original(simulate)
+        if use:
+            raise ValueError(
+                f"simulate= {use}, which stays as it is in the processes of simulations while "
+                "workers train copies: compute what depends on the network in training_step=, of "
+                "the model that it gets; if simulations are to use the network as it is now, give "
+                "them copy.deepcopy(net)"
+            )
+
     def untrained_uses(self, callbacks: Sequence[Callback]) -> UntrainedUses | None:
         """Return which callbacks use the network that was given to ``build``, if it is there."""
         original = None if self._original is None else self._original()

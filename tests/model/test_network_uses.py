@@ -155,6 +155,27 @@ def test_a_data_set_that_uses_the_network_by_a_global_variable_is_an_error():
     built(nn.Linear(3, 3)).fit(GlobalPoints(None), **FIT)
 
 
+def corrected(net):
+    def simulate(value):
+        yield X[0], int(net(torch.from_numpy(X[:1])).argmax())
+
+    return simulate
+
+
+@pytest.mark.parametrize("simulate", [corrected, lambda net: partial(next, net)])
+def test_simulations_with_the_network_are_an_error(simulate):
+    net = mlp()
+    match = r"simulate= holds the network that was given to build, .* copy\.deepcopy\(net\)"
+    with pytest.raises(ValueError, match=match):
+        fit_online(built(net), simulate(net), [1])
+
+
+def test_simulations_may_hold_other_networks(shared_local):
+    trainer = built(mlp(), engine=shared_local)
+    fit_online(trainer, corrected(mlp()), [1], batch_size=1, progress=False)
+    assert sum(record["samples"] for record in trainer.history) == 1
+
+
 class Norm(WorkerCallback):
     def on_batch_end(self, context):
         context.log("norm", NET[0].weight.norm())
