@@ -186,10 +186,19 @@ def holds_numbers(values: Sequence[Any]) -> bool:
     )
 
 
-def check_no_list_of_arrays(name: str, value: object) -> None:
-    """Raise ``TypeError`` for a list of arrays in place of a sample: is it (x, y), or x alone?"""
-    if isinstance(value, list) and any(getattr(item, "ndim", 0) for item in value):
+def check_sample(source: str, sample: object) -> None:
+    """Raise ``TypeError`` for what is no sample, or may be more than one.
+
+    ``source`` is what the message begins with, such as ``"the simulation yielded"``.
+    """
+    if isinstance(sample, list) and any(getattr(item, "ndim", 0) for item in sample):
         raise TypeError(
-            f"{name} a list of arrays, which may be x and y or x alone; a sample is a tuple "
+            f"{source} a list of arrays, which may be x and y or x alone; a sample is a tuple "
             "(x, y), or one array, as np.stack(list) is"
+        )
+    parts = sample if isinstance(sample, tuple) else (sample,)
+    if any(part is None for part in parts):
+        raise TypeError(
+            f"{source} {'None' if sample is None else 'a tuple with None'}; a sample is (x, y), or "
+            "x alone where there is no y"
         )

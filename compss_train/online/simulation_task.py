@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train.data.values import check_no_list_of_arrays
+from compss_train.data.values import check_sample
 from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address
@@ -212,7 +212,7 @@ def _parse(sample: Any, stream: SampleSink) -> tuple[Sample, int | None]:
     """Return (x, y) or (x,), and the time step or None."""
     if isinstance(sample, SteppedX):
         return as_sample([sample.x]), sample.step
-    check_no_list_of_arrays("the simulation yielded", sample)
+    check_sample("the simulation yielded", sample)
     parts = sample if isinstance(sample, tuple) else (sample,)
     if any(isinstance(part, Mapping) for part in parts):
         raise TypeError("the simulation yielded a dict; a sample is (x, y), two arrays")

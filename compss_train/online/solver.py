@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from compss_train._utils.validation import check_count
-from compss_train.data.values import check_no_list_of_arrays
+from compss_train.data.values import check_sample
 from compss_train.engines.nodes import Node
 from compss_train.online import solver_output
 from compss_train.online.solver_listener import SolverListener
@@ -201,7 +201,7 @@ def _check_texts(option: str, texts: Iterable[Any], advice: str) -> None:
 
 def _checked(sample: Any, step: int, process: SolverProcess) -> Any:
     """Return a sample with its time step; raise an error for what is no sample, or not finite."""
-    check_no_list_of_arrays("sample= returned", sample)
+    check_sample("sample= returned", sample)
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) not in (1, 2):
         raise TypeError(f"sample= returned a tuple of {len(parts)}; it returns (x, y), x, or None")

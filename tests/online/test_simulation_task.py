@@ -131,6 +131,8 @@ def raise_after_two(error):
             1,
             "TypeError: the simulation yielded a list of arrays",
         ),
+        (lambda _: [1.0, None], 1, "TypeError: the simulation yielded None; a sample is"),
+        (lambda _: [1.0, (1.0, None)], 1, "TypeError: .* a tuple with None; .* x alone where"),
         (
             lambda _: [(0, 1.0, 0.0), (0.5, 1.0, 0.0)],
             1,
@@ -163,6 +165,8 @@ def raise_after_two(error):
             "names",
             "list",
             "x and number",
+            "none",
+            "no y",
             "step",
             "pickle",
         ),

@@ -273,6 +273,8 @@ def test_samples_may_be_left_out_and_have_x_alone():
         list(solver(command, lambda value, step, fields: (step, 1, 2))(None))
     with pytest.raises(TypeError, match=r"sample= returned a list of arrays, .*tuple \(x, y\)"):
         list(solver(command, lambda value, step, fields: [fields["u"], fields["u"]])(None))
+    with pytest.raises(TypeError, match="sample= returned a tuple with None"):
+        list(solver(command, lambda value, step, fields: (fields["u"], None))(None))
 
 
 def test_standard_output_stays_the_solvers(capfd):
