@@ -546,8 +546,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             pairing=pairing_of(simulations),
         )
         self._model.require_idle("fit_online")
-        if simulations.simulate is not None:
-            self._model.check_simulate(simulations.simulate)
+        self._model.check_simulations(simulations.simulate, simulations.inputs)
         called = self._callback_list(
             callbacks,
             progress=progress,

@@ -208,11 +208,19 @@ class TrainedModel:
                 "now, give the data set copy.deepcopy(net)"
             )
 
-    def check_simulate(self, simulate: Callable[..., Any]) -> None:
+    def check_simulations(self, simulate: object, inputs: object) -> None:
         """Raise ``ValueError`` for simulations that use the network that was given to ``build``.
 
-        Their processes have it as it was when they began, whatever workers train.
+        Their processes have it as it was when they began, whatever workers train; so has a sampler
+        of their ``inputs``.
         """
+        of_inputs = self._use_of_original(inputs)
+        if of_inputs:
+            raise ValueError(
+                f"{type(inputs).__name__} {of_inputs}, which stays as it is while workers train "
+                "copies: use table.predict(x), what their merged parameters make of x; if inputs "
+                "are to be chosen by the network as it is now, give copy.deepcopy(net)"
+            )
         use = self._use_of_original(simulate)
         if use:
             raise ValueError(

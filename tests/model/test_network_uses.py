@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from compss_train import BufferSpec, DistributedTrainer, Samples
+from compss_train import BufferSpec, DistributedTrainer, InputSampler, Samples
 from compss_train.callbacks import WorkerCallback
 from compss_train.model.network_uses import network_use
 from tests.helpers.models import SGD, classification, mlp
@@ -168,6 +168,26 @@ def test_simulations_with_the_network_are_an_error(simulate):
     match = r"simulate= holds the network that was given to build, .* copy\.deepcopy\(net\)"
     with pytest.raises(ValueError, match=match):
         fit_online(built(net), simulate(net), [1])
+
+
+class ByNetwork(InputSampler):
+    def __init__(self, net):
+        self.net = net
+
+    def next(self, table):
+        return int(self.net(torch.from_numpy(X[:1])).argmax())
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_a_sampler_of_inputs_with_the_network_is_an_error():
+    net = mlp()
+    with pytest.raises(ValueError, match=r"ByNetwork holds .* use table\.predict\(x\)"):
+        fit_online(built(net), corrected(mlp()), ByNetwork(net))
 
 
 def test_simulations_may_hold_other_networks(shared_local):
