@@ -11,7 +11,7 @@ from torch import nn
 from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.model import training_spec
 from compss_train.model.closures import closure_use
-from compss_train.model.devices import gpu
+from compss_train.model.devices import CPU, gpu
 from compss_train.model.gradients import Gradients
 from compss_train.model.lr_schedule import Hyperparameters, LrSchedule, make_schedule, rates
 from compss_train.model.net_optimizers import SeveralOptimizers, make_optimizer
@@ -113,6 +113,10 @@ class BuildArguments:
             check_copyable(**_sent(spec))
             raise
         _check_sent(for_tasks)
+        try:
+            for_tasks.weightless(CPU)
+        except Exception:
+            check_copyable(**_sent(for_tasks))
 
     def _check_optimizer(self) -> None:
         """Raise unless the optimizer suits the network and the other options."""

@@ -47,6 +47,8 @@ Deeper values are described by their type, and have no details.
 CODE = f"code in Python {sys.version_info.major}.{sys.version_info.minor}"
 """The name of the hash of a function's code, which versions of Python compile differently."""
 _EMPTY = CellType()
+_GRAPHS = "torch.fx.graph"
+"""The module of graphs, which hold also what differs from trace to trace of the same network."""
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that hold parameters, buffers, submodules, hooks and the mode."""
 
@@ -125,8 +127,12 @@ def _named(value: Any) -> str:
         return str(value)
     if callable(value) and hasattr(value, "__qualname__"):
         return _full_name(value)
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    text = _without_addresses(repr(value))
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
@@ -173,6 +179,8 @@ class _Collector:
             return {name: _array_hash(value)} if self._tensors else {}
         if isinstance(value, Enum | torch.dtype | torch.device):
             return {name: str(value)}
+        if type(value).__module__ == _GRAPHS:
+            return {name: _hash(_without_addresses(str(value)).encode())}
         if isinstance(value, type | BuiltinFunctionType):
             return {name: _full_name(value)}
         if id(value) in self._seen or depth > DEEPEST:

@@ -44,10 +44,13 @@ def load_moments(optimizer: torch.optim.Optimizer, net: nn.Module, moments: Mome
 
 
 def optimized_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
-    """Return the names of the optimizer's parameters, by their numbers in its state_dict."""
+    """Return the names of the optimizer's parameters, by their numbers in its state_dict.
+
+    Those that the network does not have any more have none: numbers in brackets stand for them.
+    """
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [names.get(id(parameter), str(number)) for number, parameter in enumerate(ordered)]
+    return [names.get(id(parameter), f"<{number}>") for number, parameter in enumerate(ordered)]
 
 
 def named_state(optimizer: torch.optim.Optimizer, net: nn.Module) -> dict[str, Any]:
@@ -106,6 +109,12 @@ def _check_names(saved: Sequence[str], names: Sequence[str]) -> None:
     """Raise ``ValueError`` unless both are the same, in any order."""
     missing = [name for name in names if name not in {*saved}]
     left_over = [name for name in saved if name not in {*names}]
+    if missing and any(name.startswith("<") for name in left_over):
+        raise ValueError(
+            f"batches have replaced {', '.join(missing)} of the network, and the optimizer goes on "
+            "with those of before: copy values into parameters, in torch.no_grad(), or make new "
+            "ones before the fit"
+        )
     problems = []
     if missing:
         problems.append(f"it has none for {', '.join(missing)}")

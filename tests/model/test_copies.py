@@ -244,18 +244,20 @@ def test_modules_that_cannot_be_copied_are_named():
 
 
 class WithPart:
-    """A training step that holds a part which cannot be copied, and the network."""
+    """A training step that holds a part which cannot be copied, and a network."""
 
     def __init__(self, net):
         self.net = net
         self.part = {"mean": NeedsArguments(2, 1)}
 
     def __call__(self, model, batch, context):
-        return self.net(batch[0]).mean()
+        return model(batch[0]).mean()
 
 
-def test_parts_of_steps_that_cannot_be_copied_are_named():
+@pytest.mark.parametrize("holds_trained", [True, False])
+def test_parts_of_steps_that_cannot_be_copied_are_named(holds_trained):
     net = nn.Linear(2, 1)
     trainer = DistributedTrainer(1, engine="serial")
+    step = WithPart(net if holds_trained else None)
     with pytest.raises(TypeError, match=r"training_step\.part\['mean'\] .* cannot be copied \("):
-        trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, training_step=WithPart(net))
+        trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, training_step=step)

@@ -2,12 +2,14 @@
 
 import copy
 import functools
+import operator
 import pickle
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import nn
 
 from compss_train.model import losses
@@ -148,3 +150,23 @@ def test_keys_of_dicts_have_the_same_names_in_each_process():
     assert sorted(one.values()) == [1, 2, 3, 4, 5, 6]
     assert "0x" not in "".join(one)
     assert details("it", {"a": 1, 2: 3, 1.5: 2}) == {"it.a": 1, "it.2": 3, "it.1.5": 2}
+
+
+def test_traced_networks_are_alike_if_their_graphs_are():
+    """Each trace has numbers of its own."""
+
+    def traced(activation):
+        return torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 1)))
+
+    one = details("net", traced(nn.Tanh()), tensors=False)
+    assert details("net", traced(nn.Tanh()), tensors=False) == one
+    two = torch.fx.symbolic_trace(Twice())
+    three = copy.deepcopy(two)
+    (node,) = three.graph.find_nodes(op="call_function", target=operator.mul)
+    node.args = (node.args[0], 3)
+    assert details("net", two, tensors=False) != details("net", three, tensors=False)
+
+
+class Twice(nn.Module):
+    def forward(self, x):
+        return x * 2

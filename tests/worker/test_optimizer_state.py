@@ -156,3 +156,18 @@ def test_optimizers_as_packages_have_them_are_the_plain_loop(tmp_path, engine, n
         fitted(trainer, epochs, **still, **checkpoint)
     for key, array in trainer.get_parameters().items():
         assert np.array_equal(array, expected[key].numpy()), key
+
+
+class Replacing(Net):
+    """Makes a new parameter with each batch."""
+
+    def forward(self, x):
+        self.head.bias = nn.Parameter(self.head.bias + 1)
+        return super().forward(x)
+
+
+def test_parameters_that_batches_replace_are_named(raises):
+    trainer = DistributedTrainer(1, engine="serial", threads=1, seed=0)
+    trainer.build(Replacing(), ADAM, "mse")
+    with raises(ValueError, "replaced head.bias of the network"):
+        fitted(trainer, 2)
