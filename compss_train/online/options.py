@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compss_train._utils.validation import (
     check_choice,
     check_count,
@@ -19,6 +21,7 @@ from compss_train._utils.validation import (
 )
 from compss_train.buffers import BufferSpec
 from compss_train.buffers.storage import check_fits
+from compss_train.data.frames import is_frame
 from compss_train.engines import Engine
 from compss_train.engines.nodes import Resources
 from compss_train.online.input_samplers import InputSampler
@@ -277,11 +280,8 @@ class Simulations:
                 "simulate=None with senders=0: give simulate=, jobs= or senders=, the sources of "
                 "samples"
             )
-        if self.sampler is None and not _has_inputs(self.inputs):
-            raise TypeError(
-                f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation, "
-                "or an InputSampler"
-            )
+        if self.sampler is None:
+            _check_inputs(self.inputs)
         if self.lockstep and self.sampler is None:
             raise ValueError(
                 f"lockstep={self.lockstep!r} with inputs= of type {type(self.inputs).__name__}: "
@@ -317,9 +317,21 @@ class Simulations:
                 )
 
 
-def _has_inputs(inputs: object) -> bool:
-    """Return whether a value has an item for each simulation, in an order that stays."""
-    return is_iterable(inputs) and not isinstance(inputs, Mapping | Set)
+def _check_inputs(inputs: object) -> None:
+    """Raise ``TypeError`` for what has no item for each simulation, in an order that stays."""
+    if is_frame(inputs) and hasattr(inputs, "columns"):
+        raise TypeError(
+            f"inputs= is a {type(inputs).__name__}, whose items are its columns: give "
+            "frame.to_numpy(), a row for each simulation, or a list of dicts, as of "
+            'frame.to_dict("records") of pandas and frame.to_dicts() of polars'
+        )
+    if np.ma.is_masked(inputs):
+        raise TypeError("inputs= is a masked array: leave out simulations whose input is missing")
+    if not is_iterable(inputs) or isinstance(inputs, Mapping | Set | str | bytes):
+        raise TypeError(
+            f"inputs={inputs!r}: give a list or an iterator, one item per simulation, or an "
+            "InputSampler"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

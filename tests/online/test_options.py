@@ -3,6 +3,7 @@ import math
 from dataclasses import fields
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from compss_train import BufferSpec, Merge, Simulations
@@ -105,6 +106,14 @@ def test_counts_must_be_integers(name, least, value):
         ({"token": "ours"}, ValueError, "token= without address="),
         ({"inputs": ()}, ValueError, "inputs= is empty"),
         ({"inputs": {2, 1}}, TypeError, "inputs={1, 2}"),
+        ({"inputs": "study.csv"}, TypeError, "inputs='study.csv'"),
+        ({"inputs": b"study.csv"}, TypeError, "inputs=b'study.csv'"),
+        (
+            {"inputs": pd.DataFrame({"a": [1.0]})},
+            TypeError,
+            "inputs= is a DataFrame, whose items are its columns",
+        ),
+        ({"inputs": np.ma.masked_array([1.0], True)}, TypeError, "inputs= is a masked array"),
         ({"pairing": 3}, TypeError, "pairing=3"),
         ({"lockstep": 1}, ValueError, "lockstep=1"),
         ({"count": 10**30}, ValueError, "count=1000000000000000000000000000000: give at most"),
