@@ -11,6 +11,7 @@ them to later tasks that receive the same content.
 """
 
 import copyreg
+import functools
 import hashlib
 import io
 import os
@@ -18,7 +19,6 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any, Self, TypeAlias
 
@@ -64,6 +64,35 @@ def _refuse_file(file: io.TextIOWrapper) -> Any:
     return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
 
 
+def _reduce_cached_property(cached: functools.cached_property[Any]) -> tuple[Any, ...]:
+    """Pickle its function, without the lock that it has up to Python 3.11."""
+    return _rebuild_cached_property, (cached.func, cached.attrname)
+
+
+def _rebuild_cached_property(
+    function: Callable[[Any], Any], name: str | None
+) -> functools.cached_property[Any]:
+    rebuilt = functools.cached_property(function)
+    rebuilt.attrname = name
+    return rebuilt
+
+
+def _reduce_cached_function(cached: Any) -> Any:
+    """Pickle a function of ``__main__`` and its options, by which others are found.
+
+    What it holds by variables around it, as a network, would be another one than in copies.
+    """
+    function = cached.__wrapped__
+    is_main = isinstance(function, FunctionType) and function.__module__ == "__main__"
+    if not is_main or function.__closure__ is not None:
+        return cached.__reduce__()
+    return _rebuild_cached_function, (function, cached.cache_parameters())
+
+
+def _rebuild_cached_function(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    return functools.lru_cache(**options)(function)
+
+
 def pickling_error(value: object) -> Exception | None:
     """Return what keeps a value from being pickled, if anything does."""
     try:
@@ -77,6 +106,8 @@ _REDUCERS: dict[Any, Any] = {
     **cloudpickle.Pickler.dispatch_table.maps[0],
     CodeType: _reduce_code,
     io.TextIOWrapper: _refuse_file,
+    functools.cached_property: _reduce_cached_property,
+    type(functools.lru_cache(len)): _reduce_cached_function,
 }
 """How objects of some types are pickled, besides what programs register with ``copyreg``."""
 
@@ -128,7 +159,7 @@ class _SeparatePickle:
         return cls(digest.digest(), data, buffers)
 
 
-@lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)
 def _load_once(pickled: _SeparatePickle) -> Any:
     return pickle.loads(pickled.data, buffers=pickled.buffers)
 

@@ -129,6 +129,42 @@ def test_members_of_compiled_enumerations_are_sent(engine):
     assert trainer.model().backends == net.backends
 
 
+SCRIPT = """
+import functools
+import torch
+from torch import nn
+
+@functools.lru_cache(maxsize=2)
+def reversed_unit(size):
+    return torch.eye(size).flip(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    @functools.cached_property
+    def scale(self):
+        return torch.rand(3)
+
+    def forward(self, x):
+        return self.layer(x) @ reversed_unit(3) * self.scale
+"""
+
+
+def test_functions_and_properties_of_scripts_that_cache_are_sent(engine):
+    names = {"__name__": "__main__"}
+    exec(compile(SCRIPT, "<script>", "exec"), names)
+    torch.manual_seed(0)
+    net = names["Net"]()
+    trainer = DistributedTrainer(1, engine=engine, seed=5, threads=1)
+    trainer.build(net, ADAM, "cross_entropy")
+    still = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    ours = trainer.fit(*blocked(X, Y, 3), num_batches_per_worker=4, num_epochs=2, **still)
+    plain = plain_loop(net, lambda p: torch.optim.Adam(p, lr=0.01), X, Y, 3, 4, 2, seed=5)
+    assert_same_bits(ours, plain)
+
+
 def test_what_no_copy_owns_is_shared_also_if_deepcopy_does_not_know_its_type():
     net = nn.Linear(2, 2)
     net.of_itself = weakref.WeakMethod(net.forward)
