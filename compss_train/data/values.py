@@ -186,12 +186,17 @@ def holds_numbers(values: Sequence[Any]) -> bool:
     )
 
 
+def holds_arrays(value: object) -> bool:
+    """Return whether a value is a list or tuple with arrays or tensors, not with numbers alone."""
+    return isinstance(value, list | tuple) and any(getattr(item, "ndim", 0) for item in value)
+
+
 def check_sample(source: str, sample: object) -> None:
     """Raise ``TypeError`` for what is no sample, or may be more than one.
 
     ``source`` is what the message begins with, such as ``"the simulation yielded"``.
     """
-    if isinstance(sample, list) and any(getattr(item, "ndim", 0) for item in sample):
+    if isinstance(sample, list) and holds_arrays(sample):
         raise TypeError(
             f"{source} a list of arrays, which may be x and y or x alone; a sample is a tuple "
             "(x, y), or one array, as np.stack(list) is"

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from compss_train._utils import Closable, validation
+from compss_train.data.values import holds_arrays
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header
 from compss_train.online.job_variables import ADDRESS_VARIABLE, NAME_VARIABLE, TOKEN_VARIABLE
@@ -85,11 +86,17 @@ class SampleSender(Closable):
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
         """Send a sample of arrays, tensors or numbers; paired buffers need its time ``step``.
 
-        Torch is imported only for what is not of numpy, such as a list.
+        Torch is imported only for what is not of numpy, such as a list. Raises ``TypeError`` and
+        ``ValueError`` for what is no sample, which does not count.
         """
         if self._closed:
             raise ValueError(
                 "this sender was closed, and its stream is complete; make another one to send more"
+            )
+        if y is None and holds_arrays(x):
+            raise TypeError(
+                f"send was given a {type(x).__name__} of arrays, which may be x and y or x alone: "
+                "call send(x, y), or send(np.stack(x))"
             )
         sample = as_sample((x,) if y is None else (x, y))
         self._persist(lambda: self._stream.send(sample, step))

@@ -182,3 +182,15 @@ def test_tensors_of_all_kinds_arrive_as_arrays_do():
         sender.close()
         batch = running.workers[0].buffer.get_batch(len(kinds))
     assert torch.equal(batch["x"], x.T.expand(len(kinds), 3, 2))
+
+
+@pytest.mark.parametrize(
+    "x", [(np.ones(2), np.zeros(2)), [np.ones(2), 1.0], [torch.ones(2), torch.ones(2)]]
+)
+def test_x_and_y_in_one_argument_are_an_error_and_do_not_count(x):
+    with no_open_connections(), stub_fit() as running:
+        with connect_sender(running) as sender:
+            with pytest.raises(TypeError, match=r"x and y or x alone: call send\(x, y\)"):
+                sender.send(x)
+            sender.send([1.0, 2.0])
+        assert running.coordinator.wait_for("finished") == [1]
