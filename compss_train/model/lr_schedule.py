@@ -320,6 +320,11 @@ def make_schedule(
 
 def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler:
     """Return torch's scheduler; raise ``ValueError`` if ``function`` makes none that suits."""
+    if any(group.get("lr") is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"schedule= changes the learning rate, and {type(optimizer).__name__} has none: give "
+            "it one, or leave schedule= out"
+        )
     function: Any = schedule.function
     scheduler: Any = _result_or_error(function, optimizer)
     if not isinstance(scheduler, LRScheduler):
@@ -387,7 +392,7 @@ def rates(groups: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """
     named: dict[str, float] = {}
     for number, group in enumerate(groups):
-        if "lr" not in group:
+        if group.get("lr") is None:
             continue
         named.setdefault("lr", float(group["lr"]))
         if number > 0 or "name" in group:

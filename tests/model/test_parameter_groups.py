@@ -2,6 +2,8 @@
 bits.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -137,10 +139,10 @@ def test_wrong_groups_are_errors_of_build(spec, error, name, raises):
 
 
 class WithoutRate(torch.optim.Optimizer):
-    """Has no learning rate, as A2Grad."""
+    """Has no learning rate, as A2Grad, or none by default, as Adafactor of transformers."""
 
-    def __init__(self, parameters):
-        super().__init__(parameters, {"length": 0.01})
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, {"length": 0.01, **options})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -149,9 +151,13 @@ class WithoutRate(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad.sign(), alpha=group["length"])
 
 
-def test_an_optimizer_may_have_no_learning_rate():
+@pytest.mark.parametrize("options", [{}, {"lr": None}])
+def test_an_optimizer_may_have_no_learning_rate(raises, options):
     trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(mlp(), WithoutRate, "cross_entropy")
+    optimizer = partial(WithoutRate, **options)
+    with raises(ValueError, "WithoutRate has none"):
+        trainer.build(mlp(), optimizer, "cross_entropy", schedule=lambda epoch: 0.5**epoch)
+    trainer.build(mlp(), optimizer, "cross_entropy")
     trainer.fit(X, Y, num_epochs=3, batch_size=10, progress=False)
     assert not any(name.startswith("lr") for name in trainer.history[-1])
     assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]
