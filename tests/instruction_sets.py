@@ -49,8 +49,8 @@ WITHOUT_ARITHMETIC = (
         for subject in (
             *("arrived", "client", "coordinator", "ending", "events", "external"),
             *("fitting_faults", "fitting_jobs", "fitting_simulation", "fitting_solver"),
-            *("fitting_stopping", "fitting_worker", "intake", "job", "killed", "malformed"),
-            *("odd", "options", "receive"),
+            *("fitting_stopping", "fitting_worker", "intake", "inputs", "job", "killed"),
+            *("malformed", "odd", "options", "receive"),
             *("resuming", "roles", "routing", "sample_numbers", "sender", "simulation", "solver"),
             *("stream", "study", "worker"),
         )

@@ -16,7 +16,7 @@ from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.value_encoding import to_json
 from compss_train.online.input_samplers import InputSampler
-from compss_train.online.inputs import FAILED, Inputs
+from compss_train.online.inputs import FAILED, Inputs, own_copy
 from compss_train.online.simulation_table import SimulationTable
 from compss_train.reports.records import Record
 
@@ -53,7 +53,7 @@ class ChosenInputs(Inputs):
         self._predictor.renew()
         name = type(self._sampler).__name__
         with calls.intra_op_threads(1):  # workers train on the other cores
-            value = self._sampler.next(self._table)
+            value = own_copy(self._sampler.next(self._table))
         if value is None:
             if not simulation:
                 raise ValueError(f"{name} returned no input at all: make a new one for each fit")

@@ -4,6 +4,8 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,7 @@ class Inputs:
         return len(self.samples) - 1, value
 
     def _next_value(self) -> Any:
-        return next(self._iterator)
+        return own_copy(next(self._iterator))
 
     def end(self, simulation: int, samples: int) -> None:
         """Record a simulation's number of samples, also ``BEGUN`` (again) and ``FAILED``."""
@@ -98,6 +100,16 @@ class Inputs:
                 self.give_up(simulation, value)
             if samples == BEGUN:
                 self.again.append((simulation, value))
+
+
+def own_copy(value: Any) -> Any:
+    """Return a copy of an input, as programs may write over its arrays for the next one.
+
+    What cannot be copied is returned itself.
+    """
+    with suppress(Exception):
+        return deepcopy(value)
+    return value
 
 
 def hash_of(value: Any) -> int:

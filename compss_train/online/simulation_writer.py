@@ -15,7 +15,7 @@ from compss_train.engines import Engine, Ref, Resources, codec, engine_class
 from compss_train.engines.watch import say
 from compss_train.exceptions import SimulationError
 from compss_train.online import simulation_file
-from compss_train.online.inputs import SHOWN, hash_of, shown
+from compss_train.online.inputs import SHOWN, hash_of, own_copy, shown
 from compss_train.online.simulation_file import SimulationWritten, write_simulation
 from compss_train.online.simulation_records import SimulationRecord, SimulationRecords
 from compss_train.online.solver import shared_cores
@@ -162,7 +162,7 @@ class SimulationWriter:
             if number in records:
                 records.check(number, value, input_hash, self.steps_of(value))
             else:
-                yield _Run(number, value, input_hash)
+                yield _Run(number, own_copy(value), input_hash)
         if number < 0:
             raise ValueError(
                 "inputs= has no item: give at least one, and a new iterator to each call, as one "

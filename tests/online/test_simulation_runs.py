@@ -162,7 +162,7 @@ def test_an_iterator_that_an_earlier_fit_has_used_up_is_an_error(raises):
 @pytest.mark.parametrize(("header", "cause"), [(OH, "where it was"), (DIED, None)])
 def test_failures_of_the_first_simulations_raise_if_no_sample_comes(retries, header, cause, clock):
     """However they failed; one of them alone may have a bad input."""
-    runs = Runs("abcd", retries)
+    runs = Runs([*"abcd"], retries)
     for value in "abc":
         clock.now += 2 * REPORT_SECONDS
         runs.runs.check(0)  # of others samples may come

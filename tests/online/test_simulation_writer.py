@@ -175,6 +175,26 @@ def test_a_sample_is_as_it_was_when_it_was_yielded(tmp_path, kind, format):
     assert not getattr(arrays["x"], "requires_grad", False)
 
 
+def test_a_simulation_that_runs_again_has_its_input_where_its_memory_is_used_again(tmp_path):
+    failed = tmp_path / "failed"
+
+    def inputs():
+        value = {"rate": np.zeros(2, np.float32)}
+        for number in range(3):
+            value["rate"][:] = number
+            yield value
+
+    def simulate(value):
+        if not failed.exists():
+            failed.touch()
+            raise OSError("busy")
+        yield value["rate"]
+
+    with pytest.warns(UserWarning, match="simulation 0 of input .*busy; retry 1"):
+        files = Simulations(simulate, inputs(), count=3).write(tmp_path / "data", engine="serial")
+    assert [np.load(name)["x"].tolist() for name in files] == [[[n, n]] for n in range(3)]
+
+
 def test_a_simulation_without_samples_is_complete_and_has_no_file(tmp_path):
     simulations = Simulations(nothing_at_odd, range(4))
     files = simulations.write(tmp_path, engine="serial")
