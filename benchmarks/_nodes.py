@@ -47,12 +47,14 @@ RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-us
 
 def skip_without_network() -> None:
     """End this process, well, where no network can be made."""
-    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
     if not missing and os.geteuid() == 0:
         return
     hint = "try sudo"
     if missing:
-        hint = f"there is no {' and no '.join(missing)} on the PATH; install iproute2"
+        hint = (
+            f"there is no {' and no '.join(missing)} on the PATH; install iproute2 and util-linux"
+        )
     print(
         "SKIPPED: needs root and iproute2, to make network namespaces and to limit their "
         f"links: {hint}"

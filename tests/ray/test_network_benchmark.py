@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -11,10 +10,7 @@ import pytest
 from tests.helpers.processes import ROOT
 from tests.helpers.waiting import LIMIT
 
-IS_MISSING = os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "nsenter")))
 
-
-@pytest.mark.skipif(IS_MISSING, reason="needs root and iproute2, to make network namespaces")
 def test_a_fit_over_a_slow_link_is_measured():
     program = [sys.executable, "benchmarks/network.py", "--quick", "--contestants", "ours"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -22,6 +18,8 @@ def test_a_fit_over_a_slow_link_is_measured():
         program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
     )
     said = done.stdout + done.stderr
+    if done.returncode == 0 and "SKIPPED: " in said:
+        pytest.skip(said.strip())
     if "Operation not permitted" in said:
         pytest.skip("root may not make network namespaces here")
     assert done.returncode == 0, said

@@ -41,9 +41,9 @@ class AttributeWriter:
         """Set attributes to copies of values that ``changed_attributes`` returned.
 
         Containers, and tensors of the same shape and dtype, keep their memory, unless a parameter
-        has it, too, as in a new network with ``torch.nn.utils.spectral_norm``.
-        Paths of objects that are gone are left out: whoever restores a checkpoint with other
-        objects is warned of them.
+        has it, too, as in a new network with ``torch.nn.utils.spectral_norm``. Paths of objects
+        that are gone are left out: whoever restores a checkpoint with other objects is warned of
+        them.
         """
         objects = self._reader.objects
         for path, plain in kept.items():
