@@ -186,7 +186,6 @@ class Watch:
             if stack or run.silence - run.asked >= STACK_SECONDS:
                 run.asked = None
                 say(f"{silent}: {_state_of(process, stack, watching)}")
-                print(stack, end="", file=sys.stderr, flush=True)
 
 
 def _state_of(process: WatchedProcess, stack: str, watching: Watching) -> str:
@@ -197,10 +196,15 @@ def _state_of(process: WatchedProcess, stack: str, watching: Watching) -> str:
     if not watching.timeout:
         text += "; worker_timeout=SECONDS would run its task in another process"
     if stack:
-        text += ". Its stack:"
+        text += f". Its stack:\n{stack.rstrip()}"
     return text
 
 
 def say(message: str) -> None:
-    """Print what happens to tasks, processes and nodes."""
-    print(f"compss_train: {message}", file=sys.stderr, flush=True)
+    """Print what happens to tasks, processes and nodes.
+
+    Nothing is said where stderr is closed, or goes to a file on a full disk: the thread that says
+    it starts and watches tasks, which would wait for ever without it.
+    """
+    with suppress(OSError, ValueError):
+        print(f"compss_train: {message}", file=sys.stderr, flush=True)

@@ -115,8 +115,10 @@ class Ranks:
 
     def fail(self, text: str) -> None:
         """Print an error, and end the program, all its ranks."""
-        print(f"compss_train: {text}", file=sys.stderr, flush=True)
-        self._comm.Abort(1)
+        try:
+            print(f"compss_train: {text}", file=sys.stderr, flush=True)
+        finally:  # also where stderr is closed, as the other ranks would wait for ever
+            self._comm.Abort(1)
 
 
 def _shown(field: str | None) -> str:

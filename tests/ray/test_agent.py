@@ -1,6 +1,8 @@
 """The agent of a node, outside of Ray."""
 
+import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +15,10 @@ import psutil
 import pytest
 import ray
 
+from compss_train._utils import files
 from compss_train.engines import liveness
 from compss_train.engines.ray import agent
+from tests.helpers.waiting import LIMIT
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     context = SimpleNamespace(get_node_id=lambda: "1")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    return tmp_path / "compss_train-1-2"
+    return tmp_path / "compss_train-ray-1-2"
 
 
 @pytest.fixture
@@ -34,13 +38,14 @@ def victim():
         process.kill()
 
 
-def report(folder: Path, process: psutil.Process) -> None:
-    """Report, as a process that runs a task."""
+def report(folder: Path, process: psutil.Process) -> Path:
+    """Report, as a process that runs a task; return the file."""
     path = folder / agent.id_of(process)
     path.write_bytes(bytes(liveness.SIZE))
     heartbeat = liveness.Heartbeat(str(path))
     heartbeat.report(doing="task 'wait'")
     heartbeat.report(5)
+    return path
 
 
 @pytest.mark.parametrize("how", ["own", "rights", "link", "user"])
@@ -87,3 +92,36 @@ def test_a_process_that_dies_during_a_task_is_named_with_what_runs_again(folder,
         f"compss_train: process {victim.pid} on {socket.gethostname()} died during task 'wait', "
     )
     assert line.endswith("which runs again unless its fit has ended, at most 4 times in all")
+
+
+def test_reports_stay_when_abandoned_temporary_folders_are_removed(folder, victim):
+    """Other rooms make such folders in the same place, and first remove what nobody has locked."""
+    watching = agent.Agent("1", "2")
+    try:
+        watching.look()
+        (place,) = folder.parent.iterdir()
+        path = report(place, victim)
+        long_ago = place.stat().st_mtime - 10 * files.MINIMUM_AGE
+        os.utime(place, (long_ago, long_ago))
+        files.remove_abandoned(str(folder.parent))
+        assert path.exists()
+    finally:
+        watching.close()
+
+
+@pytest.mark.parametrize("fault", ["full disk", "forgotten"])
+def test_processes_end_although_a_file_fails(folder, victim, fault, monkeypatch):
+    """The disk has no room for the note that no other task begins, or another process is gone."""
+    folder.mkdir(mode=0o700)
+    path = report(folder, victim)
+    liveness.Heartbeat(str(path)).watch(fit=7, timeout=0.0)
+    if fault == "full disk":
+        monkeypatch.setattr(Path, "touch", no_room)
+    else:
+        (folder / "1-1").symlink_to("gone")
+    agent.end_fits("2", [7])
+    assert victim.wait(LIMIT) == -signal.SIGKILL
+
+
+def no_room(*_, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

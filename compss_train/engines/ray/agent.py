@@ -158,7 +158,8 @@ def _folder(engine: str) -> Path:
     report there.
     """
     node = ray.get_runtime_context().get_node_id()
-    folder = Path(tempfile.gettempdir(), f"compss_train-{node}-{engine}")
+    # Its name is no process's, as those of temporary folders, of which abandoned ones are removed.
+    folder = Path(tempfile.gettempdir(), f"compss_train-ray-{node}-{engine}")
     folder.mkdir(mode=0o700, exist_ok=True)
     return check_private(folder)
 
@@ -175,12 +176,14 @@ def end_fits(engine: str, fits: Collection[int]) -> None:
     This needs nothing of Ray, which may not answer.
     """
     folder = _folder(engine)
-    for fit in fits:
-        (folder / f"{fit}{_ENDED}").touch()
+    with suppress(OSError):  # on a full disk, those that run end all the same
+        for fit in fits:
+            (folder / f"{fit}{_ENDED}").touch()
     for path in _heartbeats(folder):
-        process = _Process(path)
-        if process.heartbeat.doing and process.heartbeat.watched[0] in fits:
-            process.kill()
+        with suppress(OSError, ValueError):  # the agent has just forgotten it
+            process = _Process(path)
+            if process.heartbeat.doing and process.heartbeat.watched[0] in fits:
+                process.kill()
 
 
 def _heartbeats(folder: Path) -> list[Path]:
@@ -272,7 +275,8 @@ class Agent:
             with self._lock:
                 if not self._open:
                     return
-                with suppress(ValueError):  # it is another user's, which the tasks report
+                # The folder is another user's, which the tasks report, or is gone.
+                with suppress(OSError, ValueError):
                     self._look()
                 seconds = self._watch.check()
             time.sleep(LOOK_SECONDS if seconds is None else seconds)

@@ -247,11 +247,11 @@ class Submitter(GraphThread):
         """
         now = time.monotonic()
         overdue = [task for task, deadline in self._cancelled.items() if deadline <= now]
+        self._end_processes(overdue)
         for task in overdue:
             del self._cancelled[task]
             self._abandoned[task] = self._running.pop(task)
             self.graph.fail(task, TaskCancelledError())
-        self._end_processes(overdue)
 
     def _end_processes(self, tasks: Sequence[Task]) -> None:
         """End the processes of tasks although Ray does not answer, by the ids they reported.

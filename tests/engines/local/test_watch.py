@@ -222,3 +222,17 @@ def test_a_child_runs_functions_and_is_replaced(timeout, gpu, forked_processes, 
     with pytest.raises(KeyError, match="broken"):
         local.run_in_child(tasks.fail, timeout, gpu, "broken")
     local.kept_child.cache_clear()
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), ValueError("closed")])
+def test_what_cannot_be_printed_ends_nothing(folder, monkeypatch, fault):
+    """As where stderr goes to a file on a full disk: the thread that watches goes on."""
+
+    class Broken:
+        def write(self, text):
+            raise fault
+
+    watched = Watched(folder, timeout=5)
+    monkeypatch.setattr("sys.stderr", Broken())
+    watched.pass_(31)
+    assert watched.process.killed
