@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, TextIO
 
@@ -17,9 +18,14 @@ _INTERVAL = 0.2
 """Seconds between two moves of a bar within a round."""
 
 
-def _standard_stream() -> TextIO:
-    """Return standard error, or in notebooks standard output, as they show errors in red."""
-    return sys.stdout if type(sys.stderr).__module__.startswith("ipykernel.") else sys.stderr
+def _standard_stream() -> TextIO | None:
+    """Return standard error, or in notebooks standard output, as they show errors in red.
+
+    ``None`` if the program was started without it, or has closed it.
+    """
+    in_notebook = type(sys.stderr).__module__.startswith("ipykernel.")
+    stream = sys.stdout if in_notebook else sys.stderr
+    return None if stream is None or stream.closed else stream
 
 
 class _Progress(Callback):
@@ -55,7 +61,15 @@ class _Progress(Callback):
             self._print(f"stopped {place}: {trainer.stopped}")
 
     def _print(self, line: str) -> None:
-        print(line, file=self._file or _standard_stream(), flush=True)
+        """Print a line, above the bar if there is one.
+
+        Where that fails, as the terminal is gone or the disk is full, the fit goes on without.
+        """
+        stream = self._file or _standard_stream()
+        if stream is not None:
+            with suppress(OSError):
+                tqdm.write(line, file=stream)
+                stream.flush()
 
 
 class _Bar:
@@ -154,7 +168,7 @@ class ProgressBar(_Progress):
 
     def _print_pending(self) -> None:
         if self._pending is not None:
-            tqdm.write(_line(self._pending), file=self._file or _standard_stream())
+            self._print(_line(self._pending))
             self._pending = None
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
@@ -202,7 +216,9 @@ def with_progress(callbacks: Sequence[AnyCallback]) -> Sequence[AnyCallback]:
     """Return the callbacks, with one that shows progress appended if none of them does."""
     if any(isinstance(callback, _Progress) for callback in callbacks):
         return callbacks
-    shows_bars = _bar_class() is not tqdm or sys.stderr.isatty()
+    stream = _standard_stream()
+    has_terminal = stream is not None and stream.isatty()
+    shows_bars = _bar_class() is not tqdm or has_terminal
     return (*callbacks, ProgressBar() if shows_bars else RoundLines())
 
 

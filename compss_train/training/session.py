@@ -1,6 +1,5 @@
 """``Session``: where the workers of a trainer work, and what they keep from fit to fit."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -11,6 +10,7 @@ from compss_train._utils.validation import check_count, check_seconds
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.engines.mapping import ItemRef, fetch_items, whole_values
+from compss_train.engines.watch import say
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.model_state import ModelState
 from compss_train.model.parameters import Parameters
@@ -324,4 +324,4 @@ def _report_end(signal: str, model: TrainedModel) -> None:
         progress = f"last complete round: {last['round']}"
         if "epoch" in last:
             progress += f", epoch {last['epoch']}"
-    print(f"compss_train: fit interrupted by {signal}; {progress}", file=sys.stderr)
+    say(f"fit interrupted by {signal}; {progress}")

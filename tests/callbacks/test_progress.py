@@ -1,5 +1,6 @@
 """Progress of a fit: a bar in terminals, lines elsewhere, or nothing."""
 
+import errno
 import io
 import logging
 import os
@@ -192,6 +193,33 @@ def test_batches_that_the_data_are_too_few_for_are_told(options, remarks):
     told = []
     fit(trainer_of(), CallAt("fit_start", lambda trainer: told.extend(trainer.remarks)), **options)
     assert told == remarks
+
+
+class Full(io.StringIO):
+    """A file on a full disk, or of a reader that is gone."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class GoneTerminal(Terminal):
+    def write(self, text):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed(), Full(), GoneTerminal()], ids=str)
+def test_a_fit_goes_on_where_nothing_can_be_printed(monkeypatch, capsys, stream):
+    monkeypatch.setattr(sys, "stderr", stream)
+    trainer = trainer_of()
+    fit(trainer, progress=True, num_epochs=3)
+    assert len(trainer.history) == 3
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])

@@ -139,6 +139,13 @@ def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monke
         store(np.ones(10_000), "value", [str(full), str(full)])
 
 
+@pytest.mark.parametrize(("stream", "word"), [("stdout", "output"), ("stderr", "error")])
+def test_a_program_without_a_standard_stream_is_told(monkeypatch, stream, word):
+    monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(RuntimeError, match=f"without standard {word}, which .* >/dev/null 2>&1"):
+        LocalEngine(1)
+
+
 def test_tasks_with_priority_overtake_waiting_ones(local, tmp_path):
     order = tmp_path / "order"
     gate = tmp_path / "gate"

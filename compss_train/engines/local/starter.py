@@ -47,9 +47,18 @@ class Starter:
     fork in 30 ms, and shares its memory. CUDA does not survive a fork, and the server never uses
     it: only its forks do. Nor do the system libraries of macOS survive one: outside Linux, each
     process imports anew.
+
+    Raises ``RuntimeError`` in a program without standard output or error, which they would share.
     """
 
     def __init__(self, serve: Serve, threads: int, preload: Sequence[str]) -> None:
+        if sys.stdout is None or sys.stderr is None:
+            missing = "output" if sys.stdout is None else "error"
+            raise RuntimeError(
+                f"this program was started without standard {missing}, which worker processes "
+                "share: start it with >/dev/null 2>&1 or with files instead, or take "
+                "engine='serial'"
+            )
         self._serve = serve
         self._environment = {name: str(threads) for name in _THREAD_VARIABLES}
         self._preload = preload
