@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -76,22 +76,42 @@ class SampleReader(ABC):
 
 @dataclass(eq=False)
 class MapReader(SampleReader):
-    """Reads a map-style data set by ``__getitem__``, or by ``__getitems__`` a batch at once."""
+    """Reads a map-style data set by ``__getitem__``, or by ``__getitems__`` a batch at once.
+
+    A data set with ``set_epoch`` is told each epoch before its samples are read.
+    """
 
     dataset: Any
     roles: Roles
     collate: Collate | None
+    _epoch: int | None = field(default=None, init=False)
+    """The epoch that the data set was told last."""
 
     @cached_property
     def generators(self) -> Sequence[Any]:
         """The random generators that the data set and its ``collate`` hold."""
-        return generators_in((self.dataset, self.collate))
+        return generators_in((self._told, self.collate))
+
+    @cached_property
+    def _told(self) -> Any:
+        """The data set, or a copy that is told epochs: other readers here may read another one."""
+        return _shallow_copy(self.dataset) if _told_parts(self.dataset) else self.dataset
+
+    def _tell(self, epoch: int) -> None:
+        """Tell the data set the epoch, if it asks for that; it may have other generators then."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        for part in _told_parts(self._told):
+            part.set_epoch(epoch)
+            vars(self).pop("generators", None)
 
     def read(
         self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None
     ) -> ReadBatch:
         """Return the batch; random draws are seeded for each sample, or for all if read at once."""
-        read_many = getattr(self.dataset, "__getitems__", None)
+        self._tell(epoch)
+        read_many = getattr(self._told, "__getitems__", None)
         if read_many is None:
             samples = [
                 self._sample(number, position + place, reseed)
@@ -105,14 +125,14 @@ class MapReader(SampleReader):
     def _sample(self, number: int, position: int, reseed: Reseed) -> Any:
         reseed(position)
         try:
-            return self.dataset[number]
+            return self._told[number]
         except Exception as error:
             error.add_note(f"While sample {number} of a {type(self.dataset).__name__} was read.")
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the generators, which other processes find in their data set."""
-        return {name: value for name, value in vars(self).items() if name != "generators"}
+        """Leave out what other processes find or make anew: generators, and what was told."""
+        return {"dataset": self.dataset, "roles": self.roles, "collate": self.collate}
 
     def read_first(self) -> ReadBatch:
         """Return a batch of the first sample, read by a copy: files may be opened for it."""
@@ -128,6 +148,16 @@ def _shallow_copy(dataset: Any) -> Any:
     elif isinstance(copied, ConcatDataset):
         copied.datasets = [_shallow_copy(part) for part in copied.datasets]
     return copied
+
+
+def _told_parts(dataset: Any) -> list[Any]:
+    """Return those with ``set_epoch`` of a data set and the data sets that it consists of."""
+    parts: list[Any] = []
+    if isinstance(dataset, Subset):
+        parts = _told_parts(dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        parts = [told for part in dataset.datasets for told in _told_parts(part)]
+    return [dataset, *parts] if hasattr(dataset, "set_epoch") else parts
 
 
 def batch_of(

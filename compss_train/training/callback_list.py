@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from compss_train._utils import files, validation
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.callback import AnyCallback, Callback, MergingWorker
+from compss_train.training.changed_data import DataChanges
 from compss_train.training.pickling import check_picklable
 from compss_train.training.trainer_protocol import TrainerProtocol
 from compss_train.training.untrained_uses import UntrainedUses
@@ -59,6 +60,8 @@ class CallbackList:
         self._started: list[Callback] = []
         self.untrained_uses: UntrainedUses | None = None
         """The callbacks that use the network which was given to ``build``, if any may."""
+        self.data_changes: DataChanges | None = None
+        """The data sets that callbacks of users may change, if workers read copies of them."""
         self.saved: dict[str, Any] = {}
         """States from a checkpoint, which callbacks load at the start of the fit."""
         for kind in dict.fromkeys(map(type, callbacks)):
@@ -92,6 +95,7 @@ class CallbackList:
                 self._started.append(callback)
                 self._call(callback, "on_fit_start", self._trainer, total_samples)
             yield
+            self.data_changes = None
             self._call_hook(state_first, "on_fit_end")
             if self.untrained_uses is not None:
                 self.untrained_uses.warn_after("on_fit_end")
@@ -176,8 +180,13 @@ class CallbackList:
         return zip(numbered(names), self.callbacks, strict=True)
 
     def _call_hook(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
+        changes = self.data_changes
         for callback in callbacks:
-            self._call(callback, hook, self._trainer, *args)
+            watching: AbstractContextManager[None] = nullcontext()
+            if changes is not None and callback in self.of_user:
+                watching = changes.of(callback)
+            with watching:
+                self._call(callback, hook, self._trainer, *args)
 
     def _call(self, callback: Callback, method: str, *args: Any) -> Any:
         """Call a method of a callback; its exceptions get a note with the callback's name."""

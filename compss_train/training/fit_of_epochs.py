@@ -16,6 +16,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
 from compss_train.training.callback import Callback
 from compss_train.training.callback_list import CallbackList, check_monitored
+from compss_train.training.changed_data import DataChanges
 from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import evaluate_first_batch, validation_source
@@ -226,6 +227,9 @@ def prepare_fit(
     params.check_finite(begun, spec.net)
     for note in data.notes:
         warn_once(note)
+    if callbacks.of_user:
+        validation_reader = None if validation is None else validation.reader
+        callbacks.data_changes = DataChanges({"": data.reader, "validation ": validation_reader})
     return fit
 
 

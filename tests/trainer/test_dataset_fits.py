@@ -25,6 +25,7 @@ from compss_train import BufferSpec, Merge, PartialShuffle, Samples, Schedule
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
+from tests.helpers.callbacks import StopAfter
 from tests.helpers.cases import slow
 from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
@@ -151,6 +152,62 @@ def test_draws_from_generators_of_a_data_set_are_seeded(engine, kind, tmp_path):
     for ours in (drawn(engine), drawn(engine, resume=tmp_path)):
         assert_same_bits(ours.get_parameters(), theirs.get_parameters())
         assert ours.history[-1]["val_loss"] == theirs.history[-1]["val_loss"]
+
+
+class Staged(Pairs):
+    """Is told the epoch, on which samples and their draws depend."""
+
+    scale = 0.0
+
+    def set_epoch(self, epoch):
+        self.scale = 1.0 + epoch
+        self.generator = np.random.default_rng(epoch)
+
+    def __getitem__(self, number):
+        x, y = super().__getitem__(number)
+        noise = self.generator.normal(size=6) / 10
+        return (self.scale * x + noise).astype(np.float32), y
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Staged(),
+        Subset(Staged(), range(50)),
+        ConcatDataset([Staged(X[:20], Y[:20]), Staged(X[20:], Y[20:])]),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_a_data_set_is_told_each_epoch(engine, data, tmp_path):
+    """The data set that was given stays as it is, whatever else reads it at the same time."""
+
+    def fitted(engine, **options):
+        return after((data,), engine, num_epochs=3, validation_data=data, **options)
+
+    begun = trainer_of(engine=engine)
+    merge = Merge(every=1, unit="blocks")
+    fit(begun, Checkpoint(tmp_path), StopAfter(4), data=(data,), merge=merge, num_epochs=3)
+    ours = fitted(engine, merge=merge)
+    resumed = fitted(engine, merge=merge, resume=tmp_path)
+    once = trainer_of()
+    for _ in range(3):
+        fit(once, data=(data,), merge=merge, num_epochs=1)
+    for theirs in (once, fitted("serial", merge=merge), resumed):
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+    parts = getattr(data, "datasets", [getattr(data, "dataset", data)])
+    assert all("scale" not in vars(part) for part in parts)
+
+
+def test_the_epochs_of_a_data_set_are_those_of_a_loop():
+    class Scaled(Pairs):
+        def set_epoch(self, epoch):
+            self.x = X * (1 + epoch)
+
+    told = after((Scaled(),), num_epochs=2)
+    by_hand = trainer_of()
+    for epoch in range(2):
+        fit(by_hand, data=(X * (1 + epoch), Y), num_epochs=1)
+    assert_same_bits(told.get_parameters(), by_hand.get_parameters())
 
 
 def test_data_sets_are_evaluated_and_predicted_with(engine):
