@@ -126,6 +126,7 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
+        self.folder = self.folder.absolute()  # wherever the program is when rounds end
         files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
             validation.warn_user(

@@ -38,6 +38,7 @@ class _HistoryFile(Callback):
         removed: they are trained again. So is an incomplete last line, left by a program that was
         killed. A file with rounds of another run is renamed, with a warning.
         """
+        self.path = self.path.absolute()  # wherever the program is when rounds end
         files.check_writable(self.path)
         self._lock.acquire()
         text = self.path.read_text(encoding="utf-8", errors="replace")

@@ -39,6 +39,7 @@ class Report(Callback):
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Write a report without rounds, which checks that the file can be written."""
+        self.path = self.path.absolute()  # wherever the program is when rounds end
         files.check_writable(self.path)
         self._write_running(trainer)
 

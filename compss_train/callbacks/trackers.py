@@ -351,6 +351,7 @@ class TensorBoard(_Tracker):
 
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
         module = self._import("torch.utils.tensorboard")
+        self.folder = self.folder.absolute()  # wherever the program is when rounds end
         folder = self._run_folder(rounds)
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = _last_writer(

@@ -187,7 +187,7 @@ class Simulations:
             timeout=self.timeout,
             steps_of=self.steps_of,
             resources=self.resources,
-            folder=Path(folder),
+            folder=Path(folder).absolute(),
             format=format,
         )
         return writer.write(engine)

@@ -89,7 +89,7 @@ class SimulationWriter:
         shortage = shared_cores(at_a_time, self.resources.cpus, engine.nodes())
         if shortage is not None:
             say(shortage)
-        make_folders(self.folder.absolute())
+        make_folders(self.folder)
         with self._locked():
             records = SimulationRecords(self.folder)
             self._check_files(records)
@@ -174,13 +174,13 @@ class SimulationWriter:
         return f"simulation-{run.number:06d}{self._suffix}"
 
     def _submit(self, engine: Engine, simulate: Ref, run: _Run) -> Ref:
-        run.report = self.folder.absolute() / f".simulation-{run.number:06d}.{secrets.token_hex(4)}"
+        run.report = self.folder / f".simulation-{run.number:06d}.{secrets.token_hex(4)}"
         ref: Ref = engine.submit(
             write_simulation,
             simulate,
             codec.pickled(run.value),
             run.number,
-            str(self.folder.absolute() / self._name(run)),
+            str(self.folder / self._name(run)),
             str(run.report),
             self.format,
             self.timeout,

@@ -1,13 +1,15 @@
 """The contract of all callbacks of the package; a new callback needs only an entry in FACTORIES."""
 
+import os
 import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from compss_train import Merge, callbacks
 from compss_train.callbacks import Callback, Checkpoint, TensorBoard
-from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -159,6 +161,29 @@ def test_it_works_without_remaining_rounds(make, tmp_path):
     for _ in range(2):
         fit(again, make(), Checkpoint(tmp_path), resume=tmp_path, num_epochs=1)
     assert_alike(again, whole)
+
+
+class MoveTo(Callback):
+    """Changes the folder of the program after the first round, as a simulation may."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_round_end(self, trainer, record):
+        os.chdir(self.folder)
+
+
+@pytest.mark.parametrize("kind", FACTORIES, ids=lambda kind: kind.__name__)
+def test_it_writes_to_the_folder_of_the_start_of_the_fit(kind, tmp_path, monkeypatch):
+    if kind is TensorBoard:
+        pytest.importorskip("tensorboard")
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    fit(trainer_of(), MoveTo(other), FACTORIES[kind](Path("made")))
+    assert os.listdir(other) == []
+    if kind is Checkpoint:
+        assert max(list_checkpoints(tmp_path / "made" / "own")) == 2
 
 
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_round_end"])

@@ -389,6 +389,17 @@ if __name__ == "__main__":
 """
 
 
+def moving(number):
+    os.chdir("/")
+    yield np.float32([number]), np.float32([number])
+
+
+def test_simulations_may_change_the_folder_of_the_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = Simulations(moving, range(3)).write("data", engine="serial")
+    assert names == sorted(map(str, (tmp_path / "data").glob("*.npz")))
+
+
 def run_study(folder, engine):
     os.chdir(folder)
     sys.argv = ["study.py", engine]
