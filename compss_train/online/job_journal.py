@@ -53,7 +53,8 @@ class JobJournal:
         if self._path is None or not entries:
             return
         with self._path.open("a") as file:
-            file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+            # The last line may be half written, as the disk was full: it must not spoil these.
+            file.write("\n" + "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def read_journal(path: Path) -> EarlierJobs:

@@ -373,3 +373,14 @@ def test_jobs_of_other_inputs_are_not_adopted_and_all_are_cancelled_at_the_end(m
     assert client.sent == [{"stop": True}]
     runs.runs.close()
     assert sorted(queue.cancelled) == ["1", "2", "3"]
+
+
+def test_a_line_of_the_journal_that_was_cut_spoils_no_other(tmp_path):
+    path = tmp_path / "jobs.jsonl"
+    JobJournal(path).job("first", "1")
+    JobJournal(path).attempt("second")
+    path.write_text(path.read_text()[:-9])  # the disk was full
+    JobJournal(path).attempt("third")
+    jobs = read_journal(path)
+    assert jobs.names == {"1": "first"}
+    assert list(jobs.attempts) == ["third"]
