@@ -254,6 +254,9 @@ class TemporaryFolder:
     The path is known before the folder exists, so that its removal can be registered first: an
     interrupt at any time leaves nothing behind. ``name`` is the name of the same folder on another
     machine; by default a new name.
+
+    The folder itself is locked as well as the file in it, which a cleaner of temporary folders
+    removes when it is some days old: systemd's skips what is in a locked folder.
     """
 
     def __init__(self, parent: str | None = None, name: str | None = None) -> None:
@@ -261,16 +264,45 @@ class TemporaryFolder:
         new_name = f"compss_train-{os.getpid()}-{secrets.token_hex(6)}"
         self.path = os.path.join(self._parent, name or new_name)
         self._lock = FolderLock(Path(self.path))
+        self._descriptor: int | None = None
+        """That of the folder itself, while it is locked."""
 
     def create(self) -> None:
         """Remove abandoned folders of the same parent, then create and lock this one."""
         remove_abandoned(self._parent)
         os.mkdir(self.path, mode=0o700)
         self._lock.acquire()
+        self._descriptor = _lock_folder(self.path)
 
     def remove(self) -> None:
         """Remove the folder and its contents; a second call does nothing."""
+        if self._descriptor is not None:
+            _unlock_folder(self._descriptor)
+            self._descriptor = None
         _remove_locked(Path(self.path), self._lock)
+
+
+def _lock_folder(folder: str | os.PathLike[str]) -> int:
+    """Lock a folder itself, where the file system can; return the descriptor that has the lock.
+
+    Raises ``BlockingIOError`` if it is locked.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # of some network file systems
+        pass
+    return descriptor
+
+
+def _unlock_folder(descriptor: int) -> None:
+    """Unlock a folder, also for forked processes."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def remove_abandoned(parent: str) -> None:
@@ -280,9 +312,13 @@ def remove_abandoned(parent: str) -> None:
             status = path.stat()
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < MINIMUM_AGE:
                 continue
-            lock = FolderLock(path)
-            if lock.acquire():
-                _remove_locked(path, lock)
+            descriptor = _lock_folder(path)
+            try:
+                lock = FolderLock(path)
+                if lock.acquire():
+                    _remove_locked(path, lock)
+            finally:
+                _unlock_folder(descriptor)
 
 
 def is_running(process: int) -> bool:

@@ -115,7 +115,8 @@ class MessageServer(Closable):
     def _bind_privately(self) -> str | None:
         """Listen at a file in a new folder that only this user can open; ``None`` if that fails."""
         path = os.path.join(self._folder.path, "server")
-        if len(path.encode()) > _MAX_PATH or not zmq.has("ipc"):
+        # What is no text, as a folder's name in another encoding, cannot be sent as an address.
+        if not path.isprintable() or len(path.encode()) > _MAX_PATH or not zmq.has("ipc"):
             return None
         weakref.finalize(self, self._folder.remove)
         try:

@@ -276,6 +276,31 @@ def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remo
     assert os.listdir(parent) == []
 
 
+def test_a_folder_in_use_stays_although_the_file_in_it_was_removed(parent):
+    """A cleaner of temporary folders removes files that are some days old."""
+    folder = created(TemporaryFolder())
+    (parent / folder.path / files.LOCK_FILE).unlink()
+    remove_abandoned(str(parent))
+    assert os.path.isdir(folder.path)
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # systemd's leaves what is in a locked folder
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    folder.remove()
+    assert os.listdir(parent) == []
+
+
+@pytest.mark.parametrize("name", ["é", "\udce9", "x" * 200], ids=ascii)
+def test_folders_may_have_names_that_the_tracker_does_not_take(tmp_path, monkeypatch, name):
+    parent = tmp_path / name / name / name
+    parent.mkdir(parents=True)
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(parent))
+    folders = stored()
+    assert len(os.listdir(parent)) == 1
+    folders.remove()
+    assert os.listdir(parent) == []
+
+
 def test_folders_of_a_program_that_is_killed_are_removed_without_a_word(tmp_path):
     code = """
 import os

@@ -236,6 +236,35 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     assert not set(killed) & set(shared_local.pids)
 
 
+def test_a_fork_server_that_fails_is_named_with_its_exit_code(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("import os; os._exit(7)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(calls, "MAX_RUNS", 1)
+    with LocalEngine(1, preload=["broken_module"]) as engine:
+        ref = engine.submit(abs, -1)
+        with pytest.raises(WorkerLostError, match="exit code 7 before it began: its error is abo"):
+            engine.fetch([ref])
+
+
+def test_a_program_whose_folder_was_removed_is_told(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        LocalEngine(1)
+    monkeypatch.chdir(tmp_path)
+    assert "if it was removed, change to another one" in caught.value.__notes__[0]
+
+
+def test_a_value_that_another_program_removed_is_an_error_that_names_one(tmp_path):
+    stored = store(np.ones(10_000), "value", [str(tmp_path)])
+    stored.discard()
+    with pytest.raises(FileNotFoundError) as caught:
+        stored.load()
+    assert "systemd-logind does so" in caught.value.__notes__[0]
+
+
 def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
     """Its processes end with it, and their tasks run again."""
 

@@ -114,6 +114,12 @@ class Starter:
             this_process.daemon = False
             try:
                 process.start()
+            except FileNotFoundError as error:
+                error.add_note(
+                    "Worker processes start in the folder of the program; if it was removed, change"
+                    " to another one (os.chdir)."
+                )
+                raise
             finally:
                 this_process.daemon = is_daemon
             self._processes[process.pid] = process
@@ -129,13 +135,20 @@ class Starter:
                 os.kill(pid, number)
 
     def why_ended(self, pid: int) -> str:
-        """Return why a process without a fork server has ended; empty if that is unknown."""
+        """Return why a process without a fork server has ended; empty if that is unknown.
+
+        ``pid`` is 0 for a process that has not begun, as its fork server failed.
+        """
         with self._lock:
-            process = self._processes.get(pid)
+            if not pid and self._forks:
+                process = next(reversed(self._processes.values()), None)
+            else:
+                process = self._processes.get(pid)
             if process is None:
                 return ""
             process.join(_END_SECONDS)
-            return _described(process.exitcode)
+            code = _described(process.exitcode)
+            return f"{code} before it began: its error is above" if code and not pid else code
 
     def stop(self) -> None:
         """End all processes."""

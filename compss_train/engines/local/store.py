@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from compss_train.engines.codec import decode, encode, map_file
 
 _QUIET = "ignore:resource_tracker"
 """A filter of warnings for the process of loky's resource tracker."""
+
+_REMOVED = (
+    "Another program has removed a file of the local engine. In /dev/shm systemd-logind does so "
+    "when the last session of a user ends, as an ssh to a node of a batch job; RemoveIPC=no in "
+    "/etc/systemd/logind.conf or loginctl enable-linger prevents it."
+)
+"""A hint for the error of a missing file."""
 
 MAX_INLINE_BYTES = 32 * 1024
 """Values up to this size travel in messages instead of in files."""
@@ -32,7 +40,11 @@ class StoredValue(PickledByFields):
     def load(self) -> Any:
         """Return the value; arrays of a file are mapped copy-on-write, not read."""
         if self.path is not None:
-            return decode(map_file(self.path))
+            try:
+                return decode(map_file(self.path))
+            except FileNotFoundError as error:
+                error.add_note(_REMOVED)
+                raise
         return decode(np.frombuffer(bytearray(self.inline or b""), np.uint8))
 
     def discard(self) -> None:
@@ -96,6 +108,14 @@ def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:
             discard(os.path.join(folder, name))
 
 
+def _untracked() -> AbstractContextManager[None]:
+    """Return a context for a path that the tracker may not take: it reads short lines of ASCII.
+
+    The next program removes such a folder, if this one is killed.
+    """
+    return suppress(ValueError)
+
+
 class StoreFolders:
     """The folders for values: in shared memory, or in the temporary folder if that is full.
 
@@ -118,7 +138,8 @@ class StoreFolders:
         parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
         for parent in [*parents, tempfile.gettempdir()]:
             folder = TemporaryFolder(parent)
-            resource_tracker.register(folder.path, "folder")
+            with _untracked():
+                resource_tracker.register(folder.path, "folder")
             self._folders.append(folder)
             folder.create()
 
@@ -131,5 +152,6 @@ class StoreFolders:
         """Remove the folders and their contents; further calls do nothing."""
         for folder in self._folders:
             folder.remove()
-            resource_tracker.unregister(folder.path, "folder")
+            with _untracked():
+                resource_tracker.unregister(folder.path, "folder")
         self._folders = []
