@@ -8,6 +8,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -62,11 +63,25 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the hooks of a module, which may keep something."""
-    if not any(map(vars(module).get, _HOOKS)):
+def hooks_of(owner: nn.Module | torch.Tensor) -> list[Any]:
+    """Return the hooks of a module, or of a tensor's gradient, which may keep something."""
+    if isinstance(owner, torch.Tensor):
+        return [hook for hooks in hook_dicts(owner) if hooks for hook in hooks.values()]
+    if not any(map(vars(owner).get, _HOOKS)):
         return []
-    return [hook for name in _HOOKS for hook in vars(module).get(name, {}).values()]
+    return [hook for name in _HOOKS for hook in vars(owner).get(name, {}).values()]
+
+
+hook_dicts = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Returns the hooks of a tensor's gradient, and those that follow its accumulation.
+
+Both are dicts by numbers, or ``None``.
+"""
+
+
+def set_hook_dicts(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
+    """Give a tensor what ``hook_dicts`` returned of another one."""
+    tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks
 
 
 _HOOKS = (

@@ -1,6 +1,5 @@
 """Which optimizers evaluate the loss themselves, by a closure that their ``step`` gets."""
 
-import copy
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,6 +11,7 @@ from torch import nn
 from compss_train.model.devices import CPU, kept_random_state
 from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.net_optimizers import NetOptimizer, make_optimizer
+from compss_train.model.tensor_extras import deep_copied
 
 ClosureUse: TypeAlias = Literal["no", "evaluates", "evaluates again"]
 """Whether ``step`` is called without a closure, with one, or with one after the gradients exist.
@@ -37,7 +37,7 @@ def closure_use(net: nn.Module, factory: NetOptimizer) -> ClosureUse:
         return "no"
     with kept_random_state(CPU):
         try:
-            return step_with_zeros(make_optimizer(factory, copy.deepcopy(net)))
+            return step_with_zeros(make_optimizer(factory, deep_copied(net)))
         except Exception:  # which the first batch will raise, too
             return "no"
 

@@ -17,15 +17,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from compss_train._utils.private_names import parametrized, state_tensors
+from compss_train._utils.private_names import hook_dicts, parametrized, state_tensors
 from compss_train.model.devices import CPU
+from compss_train.model.tensor_extras import deep_copied, extras_of, give_extras
 
 _PACKAGE = "compss_train."
 """How the names of this package's modules begin."""
@@ -54,6 +55,9 @@ _SHARED = (
 _LEFT_TO_DEEPCOPY = (*_SHARED, torch.Tensor, np.ndarray)
 """Types whose objects are not pickled, but shared or copied by deepcopy."""
 
+_Holder: TypeAlias = FunctionType | torch.Tensor
+"""What holds something that deepcopy does not copy."""
+
 
 def cells_of(function: FunctionType) -> dict[str, CellType]:
     """Return the cells in which a function has the variables of the functions around it."""
@@ -72,11 +76,13 @@ def _is_immutable(value: Any) -> bool:
     )
 
 
-def _without_state(functions: Sequence[FunctionType]) -> dict[int, FunctionType]:
+def _without_state(holders: Sequence[_Holder]) -> dict[int, FunctionType]:
     """Return copies of functions by their ``id``, with new cells, which are empty."""
     new_cells: dict[int, CellType] = {}
     copied = {}
-    for function in functions:
+    for function in holders:
+        if isinstance(function, torch.Tensor):
+            continue
         cells = [new_cells.setdefault(id(cell), CellType()) for cell in function.__closure__ or ()]
         copied[id(function)] = new = FunctionType(
             function.__code__, function.__globals__, function.__name__, closure=tuple(cells)
@@ -86,14 +92,23 @@ def _without_state(functions: Sequence[FunctionType]) -> dict[int, FunctionType]
     return copied
 
 
-def _state_of(function: FunctionType) -> tuple[Any, ...]:
-    """Return what a function holds and may change."""
-    defaults = (function.__defaults__, function.__kwdefaults__)
-    return filled_cells(function), *defaults, dict(vars(function))
+def _state_of(holder: _Holder) -> tuple[Any, ...]:
+    """Return what a function holds and may change, or what a tensor has besides values."""
+    if isinstance(holder, torch.Tensor):
+        return extras_of(holder)
+    defaults = (holder.__defaults__, holder.__kwdefaults__)
+    return filled_cells(holder), *defaults, dict(vars(holder))
 
 
-def _set_state(copied: FunctionType, state: tuple[Any, ...]) -> None:
-    """Fill the cells of a copied function, which may hold the function itself."""
+def _set_state(copied: _Holder, state: tuple[Any, ...]) -> None:
+    """Fill the cells of a copied function, which may hold the function itself.
+
+    A tensor gets its attributes and hooks.
+    """
+    if isinstance(copied, torch.Tensor):
+        attributes, hooks = state
+        give_extras(copied, (attributes, hooks))
+        return
     contents, defaults, keyword_defaults, attributes = state
     for name, cell in cells_of(copied).items():
         if name in contents:
@@ -120,7 +135,7 @@ def copy_network(net: nn.Module) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, torch.Tensor) and not value.is_leaf
     }
-    copied = copy.deepcopy(net, copies_of_computed)
+    copied = deep_copied(net, copies_of_computed)
     for module in copied.modules():
         if parametrize.is_parametrized(module):
             module.__class__ = _picklable(type(module))
@@ -128,7 +143,7 @@ def copy_network(net: nn.Module) -> nn.Module:
 
 
 def own_entries(net: nn.Module) -> list[torch.Tensor]:
-    """Return the tensors of the state_dict that have no attributes and own all of their memory."""
+    """Return the tensors of the state_dict that own all of their memory."""
     stored = {id(tensor) for tensor in state_tensors(net).values()}
     plain = [
         tensor
@@ -146,10 +161,7 @@ def own_entries(net: nn.Module) -> list[torch.Tensor]:
     return [
         tensor
         for tensor in plain
-        if tensor.is_leaf
-        and not vars(tensor)
-        and not tensor.is_quantized
-        and (tensor.is_meta or owns_memory(tensor))
+        if tensor.is_leaf and not tensor.is_quantized and (tensor.is_meta or owns_memory(tensor))
     ]
 
 
@@ -169,7 +181,7 @@ def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
         )
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(unset, tensor.requires_grad)
-    return unset
+    return unset.requires_grad_(tensor.requires_grad)
 
 
 def _picklable(kind: type) -> type:
@@ -210,10 +222,11 @@ class CopyTemplate(pickle.Pickler):
     Functions are copied with the variables in their cells, their attributes and their defaults, so
     that no copy sees what another one changes there. Tensors and arrays are kept beside it and
     copied by deepcopy; those in ``unset`` are not copied: others take their places, whose values
-    are not set. What functions hold and has its own ``__deepcopy__`` is copied by that; if
-    something there cannot be pickled, functions are shared. If something else has its own
-    ``__deepcopy__``, which decides what it shares with the rest, deepcopy copies the whole object,
-    and these functions with it. What cannot be pickled is left to deepcopy, too.
+    are not set. Copies of tensors have their attributes and hooks. What functions hold and has its
+    own ``__deepcopy__`` is copied by that; if something there cannot be pickled, functions are
+    shared. If something else has its own ``__deepcopy__``, which decides what it shares with the
+    rest, deepcopy copies the whole object, and these functions with it. What cannot be pickled is
+    left to deepcopy, too.
     """
 
     def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
@@ -225,8 +238,8 @@ class CopyTemplate(pickle.Pickler):
         self._pickle = b""
         self._kept: dict[int, Any] = {}
         """What is not pickled, by its ``id``."""
-        self._functions: list[FunctionType] = []
-        """Those of it that are functions with a state, which is pickled after the value."""
+        self._holders: list[_Holder] = []
+        """Those of it whose state is pickled after the value."""
         self._decides = False
         """Whether an object outside of functions has its own ``__deepcopy__``."""
         for shares_functions in (False, True):
@@ -234,13 +247,13 @@ class CopyTemplate(pickle.Pickler):
             self._is_in_functions = False
             stream.seek(0)
             stream.truncate()
-            self._functions.clear()
+            self._holders.clear()
             self._kept.clear()
             with suppress(Exception):
                 self.dump(value)
                 self._is_in_functions = True
-                for function in self._functions:  # which grow meanwhile
-                    self.dump(_state_of(function))
+                for holder in self._holders:  # which grow meanwhile
+                    self.dump(_state_of(holder))
                 self._pickle = stream.getvalue()
             self.clear_memo()
             if self._pickle:
@@ -257,27 +270,26 @@ class CopyTemplate(pickle.Pickler):
         if not self._pickle:
             return self._deepcopied(memo)
         # deepcopy would fail for subclasses of what it shares.
-        copied = {
+        copied: dict[int, Any] = {
             key: value if isinstance(value, _SHARED) else copy.deepcopy(value, memo)
             for key, value in self._kept.items()
         }
-        functions = _without_state(self._functions) if self._functions else {}
-        copied |= functions
+        if self._holders:
+            copied |= _without_state(self._holders)
         unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
         unpickler.persistent_load = copied.__getitem__  # type: ignore[method-assign]
         value = unpickler.load()
-        for function in functions.values():
-            _set_state(function, unpickler.load())
+        for holder in self._holders:
+            _set_state(copied[id(holder)], unpickler.load())
         return value
 
     def _deepcopied(self, memo: dict[int, Any]) -> Any:
         """Return what deepcopy makes of the value, with copies of functions in ``memo``."""
-        functions = _without_state(self._functions)
-        memo.update(functions)
+        memo.update(_without_state(self._holders))
         memo.update(self._copies_of_stand_ins(memo))
         value = copy.deepcopy(self._value, memo)
-        for function in self._functions:
-            _set_state(functions[id(function)], copy.deepcopy(_state_of(function), memo))
+        for holder in self._holders:
+            _set_state(copy.deepcopy(holder, memo), copy.deepcopy(_state_of(holder), memo))
         return value
 
     def _copies_of_stand_ins(self, memo: dict[int, Any]) -> dict[int, Any]:
@@ -287,11 +299,15 @@ class CopyTemplate(pickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         """Keep what deepcopy shares or copies, and return its ``id``."""
         if isinstance(obj, _LEFT_TO_DEEPCOPY):
-            if isinstance(obj, FunctionType) and not self._shares_functions:
-                # Those of this package keep nothing in attributes and defaults.
-                is_ours = f"{obj.__module__}".startswith(_PACKAGE) and not obj.__closure__
-                if not is_ours and id(obj) not in self._kept and has_state(obj):
-                    self._functions.append(obj)
+            if id(obj) not in self._kept:
+                if isinstance(obj, torch.Tensor):
+                    if vars(obj) or any(hook_dicts(obj)):
+                        self._holders.append(obj)
+                elif isinstance(obj, FunctionType) and not self._shares_functions:
+                    # Those of this package keep nothing in attributes and defaults.
+                    is_ours = f"{obj.__module__}".startswith(_PACKAGE) and not obj.__closure__
+                    if not is_ours and has_state(obj):
+                        self._holders.append(obj)
             self._kept[id(obj)] = obj
             return id(obj)
         # Scalars of numpy, which have one too, cannot change.

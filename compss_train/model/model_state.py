@@ -15,7 +15,7 @@ from torch import nn
 
 from compss_train._utils.private_names import state_tensors
 from compss_train.model.attributes.plain_values import is_kept_whole, references
-from compss_train.model.attributes.reader import NETWORK, AttributeReader
+from compss_train.model.attributes.reader import HOOKS, NETWORK, REQUIRES_GRAD, AttributeReader
 from compss_train.model.attributes.writer import AttributeWriter
 from compss_train.model.devices import copy_into, to_host
 
@@ -53,7 +53,7 @@ def model_state(
 
 
 def _is_trained_only(path: str) -> bool:
-    return path.startswith(_TRAINED_ONLY)
+    return path.startswith(_TRAINED_ONLY) or path.endswith(REQUIRES_GRAD)
 
 
 def of_network(state: ModelState, net: nn.Module) -> ModelState:
@@ -64,6 +64,7 @@ def of_network(state: ModelState, net: nn.Module) -> ModelState:
         path: value
         for path, value in state["attributes"].items()
         if path.startswith(f"{NETWORK}.")
+        and not path.endswith((HOOKS, REQUIRES_GRAD))
         and is_kept_whole(value)
         and all(part.startswith(f"{NETWORK}.") for part in references({path: value}))
     }
@@ -84,7 +85,9 @@ def restore(
 def without_not_kept(state: ModelState) -> ModelState:
     """Return the state without attributes in which an object is not kept."""
     attributes = {
-        path: value for path, value in state["attributes"].items() if is_kept_whole(value)
+        path: value
+        for path, value in state["attributes"].items()
+        if is_kept_whole(value) and not path.endswith((HOOKS, REQUIRES_GRAD))
     }
     return {**state, "attributes": attributes}
 

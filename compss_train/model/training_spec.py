@@ -21,6 +21,7 @@ from compss_train.model.losses import BatchFunction
 from compss_train.model.measurements import Measures
 from compss_train.model.net_optimizers import NetOptimizer
 from compss_train.model.task_globals import GlobalUsers, global_users
+from compss_train.model.tensor_extras import extras_by_name, give_by_name
 from compss_train.model.torch_metric import TorchMetric
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import Step, no_loss
@@ -28,6 +29,9 @@ from compss_train.reports.formatting import Table
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+
+_EXTRAS = "extras of tensors"
+"""The name in pickles of what the network's tensors have besides values."""
 
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
@@ -162,8 +166,18 @@ class TrainingSpec:
         return params.table(tensors, caption, kinds)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields only: not what has been computed from them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the fields only: not what has been computed from them.
+
+        Hooks of the network's tensors, which pickle leaves out, are beside them.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {_EXTRAS: extras_by_name(self.net)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the fields, and what the network's tensors have besides values."""
+        extras = state.pop(_EXTRAS)
+        vars(self).update(state)
+        give_by_name(self.net, extras)
 
     @cached_property
     def template(self) -> copies.CopyTemplate:

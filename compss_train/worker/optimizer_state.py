@@ -16,6 +16,7 @@ from compss_train.model.joined_optimizer import JoinedOptimizer
 from compss_train.model.net_optimizers import make_optimizer
 from compss_train.model.parameters import to_arrays
 from compss_train.model.parts import Moments
+from compss_train.model.tensor_extras import deep_copied
 from compss_train.model.training_spec import TrainingSpec
 
 _NUMBERS = (bool, int, float, str)
@@ -247,7 +248,7 @@ def why_not_averaged(spec: TrainingSpec) -> str | None:
     Only tensors of dense gradients can. A copy of the network makes one step with gradients of
     zero, which shows what else changes.
     """
-    optimizer = make_optimizer(spec.optimizer, copy.deepcopy(spec.net))
+    optimizer = make_optimizer(spec.optimizer, deep_copied(spec.net))
     before = _numbers_of_groups(optimizer)
     try:
         _step_with_zeros(optimizer, spec)

@@ -51,6 +51,7 @@ OWNERS = {
     "_parameters": LINEAR,
     "_prefetch_factor": WITH_PROCESSES,
     "_raylet": ray,
+    "_post_accumulate_grad_hooks": torch.zeros(1),
     "_reductions": torchmetrics.MeanMetric(),
     "_state_dict_hooks": LINEAR,
     "_step_supports_amp_scaling": torch.optim.SGD([torch.zeros(1)], fused=True),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compss_train._utils.private_names import held_by, hooks_of
+from compss_train._utils.private_names import held_by, hook_dicts, hooks_of
 from compss_train.model.attributes.objects import (
     MODULE_ATTRIBUTES,
     NAMED,
@@ -28,8 +28,10 @@ class ImmutableAttributes:
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self.hold = True
-        self._modules: list[tuple[int, list[tuple[str, Any]]]] = []
-        """For each module the number of its attributes, and those that are not torch's."""
+        self._modules: list[tuple[int, list[tuple[str, Any]], list[bool]]] = []
+        """For each module the number of its attributes, those that are not torch's, and which of
+        its tensors require gradients.
+        """
         self._objects: dict[str, dict[str, Any]] = {}
         """What each other root holds, if it holds anything."""
         for name, root in roots.items():
@@ -47,11 +49,15 @@ class ImmutableAttributes:
             attributes = vars(module)
             names = [name for name in attributes if name not in MODULE_ATTRIBUTES]
             values = [(name, attributes[name]) for name in names]
-            self._modules.append((len(attributes), values))
             if not all(_is_immutable(value) for _, value in values):
                 self.hold = False
             parameters, buffers, _ = held_by(module)
+            tensors = [*filter(torch.is_tensor, (*parameters.values(), *buffers.values()))]
+            flags = [tensor.requires_grad for tensor in tensors]
+            self._modules.append((len(attributes), values, flags))
             if hooks_of(module) or (not is_network and (parameters or buffers)):
+                self.hold = False
+            if any(vars(tensor) or any(hook_dicts(tensor)) for tensor in tensors):
                 self.hold = False
 
     def are_in(self, roots: Mapping[str, Any]) -> bool:
@@ -68,8 +74,14 @@ class ImmutableAttributes:
                 continue
             for module in root.modules():
                 attributes = vars(module)
-                count, values = next(expected, (-1, []))
-                if len(attributes) != count:
+                count, values, flags = next(expected, (-1, [], []))
+                if len(attributes) != count or hooks_of(module):
+                    return False
+                parameters, buffers, _ = held_by(module)
+                tensors = [*filter(torch.is_tensor, (*parameters.values(), *buffers.values()))]
+                if [tensor.requires_grad for tensor in tensors] != flags:
+                    return False
+                if any(vars(tensor) or any(hook_dicts(tensor)) for tensor in tensors):
                     return False
                 if any(_differ(attributes.get(name), value) for name, value in values):
                     return False

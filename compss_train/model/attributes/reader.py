@@ -40,6 +40,15 @@ NETWORK = "network"
 OPTIMIZER = "optimizer"
 """The root of the optimizer's paths."""
 
+HOOKS = " hooks"
+"""How the path ends of the number of hooks of a module or tensor."""
+
+REQUIRES_GRAD = " requires_grad"
+"""How the path ends of whether a parameter of the network is trained."""
+
+_OF_COMPILER = "_dynamo"
+"""How the attributes begin that torch's compiler gives tensors."""
+
 _CONTAINER_BASES = tuple(CONTAINERS)
 
 
@@ -231,10 +240,13 @@ class AttributeReader:
     def _read_module(self, module: nn.Module, path: str) -> None:
         attributes = vars(module)
         self._read_names(attributes, attributes.keys() - MODULE_ATTRIBUTES, path)
-        for number, hook in enumerate(hooks_of(module)):
-            self._read(hook, f"{path} hook {number}")
         parameters, buffers, children = held_by(module)
-        if not path.startswith(NETWORK):
+        self._count_hooks(module, path)
+        if path.startswith(NETWORK):
+            for name, tensor in {**parameters, **buffers}.items():
+                if tensor is not None:
+                    self._read_tensor(tensor, f"{path}.{name}")
+        else:
             self._read_names(parameters, parameters, path)
             self._read_names(buffers, buffers, path)
         for name, child in children.items():
@@ -242,6 +254,25 @@ class AttributeReader:
                 self._read_attribute(children, name, child, path)
                 if self.values[f"{path}.{name}"][KIND] == "object":
                     self.values[f"{path}.{name}"]["is_module"] = True
+
+    def _read_tensor(self, tensor: torch.Tensor, path: str) -> None:
+        """Read what a parameter or buffer of the network has besides its values."""
+        if isinstance(tensor, nn.Parameter):
+            flag_path = f"{path}{REQUIRES_GRAD}"
+            self.owners[flag_path] = (tensor, "requires_grad")
+            self.values[flag_path] = tensor.requires_grad
+        if type(tensor) in (torch.Tensor, nn.Parameter):
+            names = [name for name in vars(tensor) if not name.startswith(_OF_COMPILER)]
+            self._read_names(vars(tensor), names, path)
+        self._count_hooks(tensor, path)
+
+    def _count_hooks(self, owner: nn.Module | torch.Tensor, path: str) -> None:
+        """Read what hooks hold, and keep their number, which tells whether one came or went."""
+        hooks = hooks_of(owner)
+        if hooks:
+            self.values[f"{path}{HOOKS}"] = len(hooks)
+        for number, hook in enumerate(hooks):
+            self._read(hook, f"{path} hook {number}")
 
     def _read_names(self, mapping: Mapping[str, Any], names: Iterable[str], path: str) -> None:
         for name in [name for name in mapping if name in names]:

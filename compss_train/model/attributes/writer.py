@@ -17,7 +17,7 @@ from compss_train.model.attributes.plain_values import (
     needed_paths,
     set_generator,
 )
-from compss_train.model.attributes.reader import AttributeReader, key_in_path
+from compss_train.model.attributes.reader import HOOKS, AttributeReader, key_in_path
 from compss_train.model.devices import copy_into
 from compss_train.model.not_kept import NotKept
 
@@ -43,10 +43,12 @@ class AttributeWriter:
         Containers, and tensors of the same shape and dtype, keep their memory, unless a parameter
         has it, too, as in a new network with ``torch.nn.utils.spectral_norm``. Paths of objects
         that are gone are left out: whoever restores a checkpoint with other objects is warned of
-        them.
+        them. Raises ``TypeError`` where hooks have been registered or removed meanwhile.
         """
         objects = self._reader.objects
         for path, plain in kept.items():
+            if path.endswith(HOOKS):
+                raise TypeError(_changed_hooks(path.removesuffix(HOOKS), plain))
             owner, name = self._owner_of(path)
             if owner is None or any(part not in objects for part in needed_paths(plain)):
                 continue
@@ -149,6 +151,18 @@ class AttributeWriter:
         current.clear()
         current.update(items) if kind is set else current.extend(items)
         return current
+
+
+def _changed_hooks(owner: str, plain: Any) -> str:
+    """Return the message for a module or tensor with hooks that its new copies have not."""
+    count = 0 if isinstance(plain, dict) else plain
+    return (
+        f"batches have registered or removed hooks of {owner}, which had {count} after them, and "
+        "the next round has those of the network given to build: register hooks before build, or "
+        "remove each in the batch that registers it; where the network registers them in its "
+        "first batch, as Hugging Face's do for output_hidden_states=True, run one through it "
+        "before build"
+    )
 
 
 @torch.no_grad()
