@@ -72,6 +72,7 @@ from compss_train.training.snapshot import Snapshot
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState
+from compss_train.training.unseen_changes import functions_of, held_values, warn_of_changes
 
 
 class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
@@ -467,6 +468,8 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
         callback_list = CallbackList(
             checked, self, validated=validated, averaged=averaged, online=online
         )
+        if self._model.held is not None:
+            warn_of_changes(self._model.held, self._model.built.training_spec)
         for callback in callback_list.in_workers:
             self._model.check_callback(callback)
         if callback_list.of_user:
@@ -727,6 +730,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     def _fitted(self) -> params.Parameters:
         """Return the parameters with what a notebook shows of the fit that has ended."""
+        self._model.held = held_values(functions_of(self._model.built.training_spec))
         fitted = params.NamedArrays(self.get_parameters())
         fitted.state = self._model.network_state
         fitted.record = self.history[-1] if self.history else None

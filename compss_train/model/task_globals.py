@@ -37,8 +37,11 @@ _DEPTH = 3
 """How deeply containers and objects in each other are compared."""
 
 
-def global_users(objects: Iterable[Any]) -> GlobalUsers:
-    """Return the functions behind objects of a user, and of what they call, that use globals."""
+def global_users(objects: Iterable[Any], *, constants: bool = False) -> GlobalUsers:
+    """Return the functions behind objects of a user, and of what they call, that use globals.
+
+    ``constants`` are numbers and texts, which other functions may replace.
+    """
     users: list[tuple[FunctionType, tuple[str, ...]]] = []
     known: set[int] = set()
     waiting = [*objects]
@@ -62,6 +65,7 @@ def global_users(objects: Iterable[Any]) -> GlobalUsers:
             if isinstance(used, type):  # of which the function may make objects
                 waiting.append(used.__init__)  # type: ignore[misc]
             may_change = name in stored_names or not _is_constant(used)
+            may_change |= constants and isinstance(used, _PLAIN)
             if may_change and not isinstance(used, FunctionType):
                 names.append(name)
         if names:

@@ -10,9 +10,9 @@ from typing import Any
 from compss_train._utils import files, validation
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.callback import AnyCallback, Callback, MergingWorker
-from compss_train.training.changed_data import DataChanges
 from compss_train.training.pickling import check_picklable
 from compss_train.training.trainer_protocol import TrainerProtocol
+from compss_train.training.unseen_changes import UnseenChanges
 from compss_train.training.untrained_uses import UntrainedUses
 from compss_train.worker.callbacks import WorkerCallback, numbered
 
@@ -60,8 +60,8 @@ class CallbackList:
         self._started: list[Callback] = []
         self.untrained_uses: UntrainedUses | None = None
         """The callbacks that use the network which was given to ``build``, if any may."""
-        self.data_changes: DataChanges | None = None
-        """The data sets that callbacks of users may change, if workers read copies of them."""
+        self.unseen_changes: UnseenChanges | None = None
+        """What callbacks of users may change, although workers have copies of it."""
         self.saved: dict[str, Any] = {}
         """States from a checkpoint, which callbacks load at the start of the fit."""
         for kind in dict.fromkeys(map(type, callbacks)):
@@ -95,7 +95,7 @@ class CallbackList:
                 self._started.append(callback)
                 self._call(callback, "on_fit_start", self._trainer, total_samples)
             yield
-            self.data_changes = None
+            self.unseen_changes = None
             self._call_hook(state_first, "on_fit_end")
             if self.untrained_uses is not None:
                 self.untrained_uses.warn_after("on_fit_end")
@@ -180,7 +180,7 @@ class CallbackList:
         return zip(numbered(names), self.callbacks, strict=True)
 
     def _call_hook(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
-        changes = self.data_changes
+        changes = self.unseen_changes
         for callback in callbacks:
             watching: AbstractContextManager[None] = nullcontext()
             if changes is not None and callback in self.of_user:

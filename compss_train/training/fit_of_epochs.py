@@ -16,7 +16,6 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import data_checks, resuming
 from compss_train.training.callback import Callback
 from compss_train.training.callback_list import CallbackList, check_monitored
-from compss_train.training.changed_data import DataChanges
 from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import evaluate_first_batch, validation_source
@@ -27,6 +26,7 @@ from compss_train.training.running_fit import Fit
 from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Progress
 from compss_train.training.stopping import Stopping
+from compss_train.training.unseen_changes import UnseenChanges
 from compss_train.worker.optimizer_state import check_averageable
 from compss_train.worker.preparing import check_target
 
@@ -229,7 +229,7 @@ def prepare_fit(
         warn_once(note)
     if callbacks.of_user:
         validation_reader = None if validation is None else validation.reader
-        callbacks.data_changes = DataChanges({"": data.reader, "validation ": validation_reader})
+        callbacks.unseen_changes = UnseenChanges(data.reader, validation_reader, spec)
     return fit
 
 

@@ -34,6 +34,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
 from compss_train.training.hyperparameters import HyperparameterChanges
 from compss_train.training.running_fit import Fit, FitRun
+from compss_train.training.unseen_changes import HeldValues
 from compss_train.training.untrained_uses import UntrainedUses
 from compss_train.worker.callbacks import WorkerCallback
 
@@ -68,6 +69,8 @@ class TrainedModel:
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self.uses_globals = False
         """Whether functions of the user use global variables, which tasks must not change."""
+        self.held: HeldValues | None = None
+        """What functions given to ``build`` held when the last fit had ended, if there was one."""
         self.parameters = {}
         if built is not None:
             self.parameters = params.copy_of(params.from_module(built.training_spec.net))

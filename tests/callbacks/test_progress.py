@@ -213,9 +213,9 @@ def closed():
     return stream
 
 
-@pytest.mark.parametrize("stream", [None, closed(), Full(), GoneTerminal()], ids=str)
+@pytest.mark.parametrize("stream", [lambda: None, closed, Full, GoneTerminal])
 def test_a_fit_goes_on_where_nothing_can_be_printed(monkeypatch, capsys, stream):
-    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stderr", stream())
     trainer = trainer_of()
     fit(trainer, progress=True, num_epochs=3)
     assert len(trainer.history) == 3
