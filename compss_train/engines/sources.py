@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from compss_train._utils.imports import FOLDER_MODULES
+from compss_train._utils.installed import is_installed
 
 MOST_BYTES = 10 * 2**20
 """Largest size of all sources: with more, none is sent."""
@@ -92,6 +93,22 @@ def _files_of(path: Path, name: str) -> Iterator[tuple[str, Path]]:
         for part in _importable(path):
             if part.name != _PACKAGE_FILE:
                 yield from _files_of(part, f"{name}.{part.stem}")
+
+
+def changed_modules(since: float) -> list[str]:
+    """Return the names of the program's modules whose files are newer than a Unix time.
+
+    Neither installed packages nor the main file, whose functions are sent as they are.
+    """
+    names = []
+    for name, module in list(sys.modules.items()):
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if name == "__main__" or not isinstance(file, str) or is_installed(file):
+            continue
+        with suppress(OSError):  # of a module in an archive
+            if os.stat(file).st_mtime > since:
+                names.append(name)
+    return sorted(names)
 
 
 @lru_cache(maxsize=1)

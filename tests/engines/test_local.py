@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -244,6 +245,27 @@ def test_a_fork_server_that_fails_is_named_with_its_exit_code(tmp_path, monkeypa
         ref = engine.submit(abs, -1)
         with pytest.raises(WorkerLostError, match="exit code 7 before it began: its error is abo"):
             engine.fetch([ref])
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_module_that_has_changed_when_a_process_is_replaced_is_named(
+    tmp_path, monkeypatch, capsys, changes
+):
+    file = tmp_path / "edited_module.py"
+    file.write_text("def answer(): return 42")
+    monkeypatch.syspath_prepend(tmp_path)
+    edited_module = importlib.import_module("edited_module")
+    with LocalEngine(1) as engine:
+        assert engine.fetch([engine.submit(edited_module.answer)]) == [42]
+        if changes:
+            file.write_text("def answer(): return 'another'")
+        (pid,) = engine.pids
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
+        engine.fetch([engine.submit(abs, -1)])
+    del sys.modules["edited_module"]
+    said = "a new process imports edited_module as the files are now" in capsys.readouterr().err
+    assert said == changes
 
 
 def test_a_program_whose_folder_was_removed_is_told(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,8 @@ class Starter:
                 "share: start it with >/dev/null 2>&1 or with files instead, or take "
                 "engine='serial'"
             )
+        self.began = time.time()
+        """When it was made (Unix time)."""
         self._serve = serve
         self._environment = {name: str(threads) for name in _THREAD_VARIABLES}
         self._preload = preload
