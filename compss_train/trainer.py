@@ -72,7 +72,12 @@ from compss_train.training.snapshot import Snapshot
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState
-from compss_train.training.unseen_changes import functions_of, held_values, warn_of_changes
+from compss_train.training.unseen_changes import (
+    UnseenChanges,
+    functions_of,
+    held_values,
+    warn_of_changes,
+)
 
 
 class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
@@ -474,6 +479,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
             self._model.check_callback(callback)
         if callback_list.of_user:
             callback_list.untrained_uses = self._model.untrained_uses(callback_list.of_user)
+            callback_list.unseen_changes = UnseenChanges(self._model.built.training_spec)
         return callback_list
 
     def _stopping(self, max_time: float | timedelta | None) -> Stopping:

@@ -26,7 +26,6 @@ from compss_train.training.running_fit import Fit
 from compss_train.training.session import Session
 from compss_train.training.snapshot import Checkpoint, Progress
 from compss_train.training.stopping import Stopping
-from compss_train.training.unseen_changes import UnseenChanges
 from compss_train.worker.optimizer_state import check_averageable
 from compss_train.worker.preparing import check_target
 
@@ -227,9 +226,10 @@ def prepare_fit(
     params.check_finite(begun, spec.net)
     for note in data.notes:
         warn_once(note)
-    if callbacks.of_user:
-        validation_reader = None if validation is None else validation.reader
-        callbacks.unseen_changes = UnseenChanges(data.reader, validation_reader, spec)
+    if callbacks.unseen_changes is not None:
+        callbacks.unseen_changes.watch("dataset", data.reader)
+        if validation is not None:
+            callbacks.unseen_changes.watch("validation_data", validation.reader)
     return fit
 
 

@@ -46,16 +46,15 @@ class UnseenChanges:
     What changes while nothing but a callback runs is its doing.
     """
 
-    def __init__(
-        self, training: SampleReader | None, validation: SampleReader | None, spec: TrainingSpec
-    ) -> None:
-        self._data = {
-            "dataset": getattr(training, "dataset", None),
-            "validation_data": getattr(validation, "dataset", None),
-        }
+    def __init__(self, spec: TrainingSpec) -> None:
+        self._data: dict[str, Any] = {}
         self._functions = functions_of(spec)
         self._global_users = global_users(self._functions.values(), constants=True)
         self._warned: list[Callback] = []
+
+    def watch(self, name: str, reader: SampleReader | None) -> None:
+        """Look at the data set of a reader, too; there is none of columns or files."""
+        self._data[name] = getattr(reader, "dataset", None)
 
     @contextmanager
     def of(self, callback: Callback) -> Iterator[None]:

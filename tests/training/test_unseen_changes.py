@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Subset
 
+from compss_train import BufferSpec
 from compss_train.callbacks import Callback
 from tests.helpers.small_fits import X, Y, fit, trainer_of
+from tests.online.fits import fit_online
 
 
 class Scale:
@@ -192,3 +194,20 @@ def test_numbers_that_are_set_for_workers_are_no_such_changes():
     trainer = trainer_of(loss=Scaling(), metric=None)
     fit(trainer, Annealing())
     fit(trainer, Annealing())
+
+
+def simulate(number):
+    yield from zip(X[number : number + 20], Y[number : number + 20], strict=True)
+
+
+def test_a_callback_of_fit_online_is_named_as_well(shared_local):
+    loss, change, name = annealed("attribute")
+    trainer = trainer_of(engine=shared_local, workers=1, loss=loss, metric=None)
+    with pytest.warns(UserWarning, match=f"Changing changes {name}"):
+        fit_online(
+            trainer,
+            simulate,
+            range(3),
+            buffer=BufferSpec("FIFO", 8),
+            callbacks=[Changing(None, change)],
+        )
