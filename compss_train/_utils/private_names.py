@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -64,12 +64,67 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def hooks_of(owner: nn.Module | torch.Tensor) -> list[Any]:
-    """Return the hooks of a module, or of a tensor's gradient, which may keep something."""
+    """Return the hooks of a module, or of a tensor's gradient, which may keep something.
+
+    Those by which networks of transformers capture hidden states keep nothing, and are left out.
+    """
     if isinstance(owner, torch.Tensor):
         return [hook for hooks in hook_dicts(owner) if hooks for hook in hooks.values()]
     if not any(map(vars(owner).get, _HOOKS)):
         return []
-    return [hook for name in _HOOKS for hook in vars(owner).get(name, {}).values()]
+    return [
+        hook
+        for name in _HOOKS
+        for hook in vars(owner).get(name, {}).values()
+        if not is_capturing_hook(hook)
+    ]
+
+
+def is_capturing_hook(value: Any) -> bool:
+    """Return whether it is a hook by which a network of transformers captures hidden states.
+
+    A network that has none gets them when it is first asked for such states.
+    """
+    return (
+        isinstance(value, FunctionType)
+        and value.__module__ == _CAPTURING
+        and value.__name__ == "output_capturing_hook"
+    )
+
+
+def capturing_hook(**variables: Any) -> Any:
+    """Return such a hook with the variables of another one in its cells.
+
+    Its functions cannot be pickled.
+    """
+    module = nn.Module()
+    names = ("key", "index", "capture_initial_hidden_state")
+    arguments = {name: variables[name] for name in names if name in variables}
+    importlib.import_module(_CAPTURING).install_output_capuring_hook(module, **arguments)
+    return next(iter(module._forward_hooks.values()))
+
+
+def register_captured() -> None:
+    """Let networks of transformers that were unpickled capture hidden states.
+
+    What a class captures is known in processes where a network of it has been made.
+    """
+    capturing, modeling = map(sys.modules.get, (_CAPTURING, "transformers.modeling_utils"))
+    if capturing is None or modeling is None:
+        return
+    kinds = [modeling.PreTrainedModel]
+    for kind in kinds:  # which grow meanwhile
+        kinds += kind.__subclasses__()
+        if isinstance(kind._can_record_outputs, dict):
+            names = capturing._CAN_RECORD_REGISTRY
+            dict.setdefault(names, f"{kind}", kind._can_record_outputs)
+
+
+HAS_CAPTURING_HOOKS = "_output_capturing_hooks_installed"
+"""The attribute of networks of transformers that have these hooks."""
+
+_CAPTURING = "transformers.utils.output_capturing"
+"""The module of these hooks."""
 
 
 hook_dicts = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")

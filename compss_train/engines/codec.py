@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.memory_order import memory_order
+from compss_train._utils.private_names import capturing_hook, is_capturing_hook
 from compss_train.data.block_bytes import flat_bytes
 from compss_train.data.values import shared_tensor
 from compss_train.exceptions import BadFileError
@@ -93,6 +94,14 @@ def _rebuild_cached_function(function: Callable[..., Any], options: dict[str, An
     return functools.lru_cache(**options)(function)
 
 
+def _reduce_capturing_hook(hook: FunctionType) -> tuple[Any, ...]:
+    """Pickle what is in its cells."""
+    cells = zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)
+    variables = {name: cell.cell_contents for name, cell in cells}
+    plain = {name: value for name, value in variables.items() if not callable(value)}
+    return functools.partial(capturing_hook, **plain), ()
+
+
 def pickling_error(value: object) -> Exception | None:
     """Return what keeps a value from being pickled, if anything does."""
     try:
@@ -127,6 +136,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if ours and obj.__name__ == obj.__qualname__:
             # By name, without cloudpickle's search: half of the time of a small task.
             return NotImplemented
+        if isinstance(obj, FunctionType) and is_capturing_hook(obj):
+            return _reduce_capturing_hook(obj)
         if isinstance(obj, type) and type(obj).__module__ == _PYBIND11:
             return _reduce_compiled(obj)
         if getattr(type(obj), "loaded_once", False) and obj is not self._kept:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from compss_train._utils.private_names import state_tensors
+from compss_train._utils.private_names import register_captured, state_tensors
 from compss_train.model import compilation, copies
 from compss_train.model import parameters as params
 from compss_train.model.attributes.immutable import ImmutableAttributes
@@ -178,6 +178,7 @@ class TrainingSpec:
         extras = state.pop(_EXTRAS)
         vars(self).update(state)
         give_by_name(self.net, extras)
+        register_captured()
 
     @cached_property
     def template(self) -> copies.CopyTemplate:

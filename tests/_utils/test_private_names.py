@@ -11,11 +11,13 @@ import pytest
 import ray
 import torch
 import torchmetrics
+import transformers
 from ray.experimental import internal_kv
 from torch import nn
 from torch.nn.modules import batchnorm
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.data import DataLoader, TensorDataset, dataloader
+from transformers.utils import output_capturing
 
 import compss_train
 from compss_train._utils import private_names
@@ -25,14 +27,18 @@ LOADER = iter(DataLoader(TensorDataset(torch.zeros(1))))
 WITH_PROCESSES = SimpleNamespace(
     **dict.fromkeys(dataloader._MultiProcessingDataLoaderIter.__init__.__code__.co_names)
 )
+CAPTURING_NETWORK = torch.nn.Module()
+output_capturing.install_all_output_capturing_hooks(CAPTURING_NETWORK)
 OWNERS = {
     "_BatchNorm": batchnorm,
     "_BaseDataLoaderIter": dataloader,
     "_SpectralNorm": parametrizations,
+    "_CAN_RECORD_REGISTRY": output_capturing,
     "_backward_hooks": LINEAR,
     "_backward_pre_hooks": LINEAR,
     "_buffers": LINEAR,
     "_call_impl": LINEAR,
+    "_can_record_outputs": transformers.PreTrainedModel,
     "_compiled_call_impl": LINEAR,
     "_dynamo": torch,
     "_foreach_norm": torch,
@@ -48,6 +54,7 @@ OWNERS = {
     "_modules": LINEAR,
     "_non_persistent_buffers_set": LINEAR,
     "_num_workers": LOADER,
+    "_output_capturing_hooks_installed": CAPTURING_NETWORK,
     "_parameters": LINEAR,
     "_prefetch_factor": WITH_PROCESSES,
     "_raylet": ray,
@@ -65,7 +72,7 @@ OWNERS = {
 
 def test_the_list_is_complete():
     names = {*re.findall(r"\b_[a-zA-Z]\w*", Path(private_names.__file__).read_text())}
-    assert names - {"_HOOKS", "_NAMESPACE", "_kept_values"} == {*OWNERS}
+    assert names - {"_CAPTURING", "_HOOKS", "_NAMESPACE", "_kept_values"} == {*OWNERS}
 
 
 def test_no_other_module_imports_private_names_of_others():

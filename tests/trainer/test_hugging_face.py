@@ -184,3 +184,61 @@ def test_a_function_that_wraps_a_collator_is_told_how_to_get_whole_samples():
     trainer.build(Classes(), SGD, "cross_entropy")
     samples = Samples(LABELLED.with_format("torch"), collate=with_padding)
     trainer.fit(samples, num_epochs=1, batch_size=8, **STILL)
+
+
+def bert():
+    torch.manual_seed(0)
+    return transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=5,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=8,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def bert_that_captures():
+    """A network that has been asked for hidden states before the fit."""
+    net = bert()
+    net(torch.zeros(1, 4, dtype=torch.long), output_hidden_states=True)
+    return net
+
+
+def distilled(teacher):
+    """Return a step that learns the hidden states of another network."""
+
+    def step(model, batch, context):
+        (x,) = batch
+        with torch.no_grad():
+            wanted = teacher(x, output_hidden_states=True).hidden_states
+        states = model(x, output_hidden_states=True).hidden_states
+        assert len(states) == len(wanted) == 3
+        return sum(functional.mse_loss(*pair) for pair in zip(states, wanted, strict=True))
+
+    return step
+
+
+@pytest.mark.parametrize("make", [bert, bert_that_captures])
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_hidden_states_are_captured_in_every_round_and_process(make, engine):
+    x = torch.randint(0, 5, (16, 4), generator=torch.Generator().manual_seed(0))
+    teacher = bert_that_captures().eval()
+    with torch.no_grad():
+        teacher.embeddings.word_embeddings.weight += 1
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = distilled(teacher)
+    with intra_op_threads(1):
+        for batch in [*x.split(8)] * 2:
+            optimizer.zero_grad()
+            step(net, (batch,), None).backward()
+            optimizer.step()
+    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
+    trainer.build(make(), SGD, training_step=step)
+    trainer.fit(x, num_epochs=2, batch_size=8, **STILL)
+    assert_same_bits(trainer.get_parameters(), state_arrays(net))

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from compss_train._utils.private_names import HAS_CAPTURING_HOOKS
+
 NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 """What copies share, and what its name tells apart."""
 
@@ -20,8 +22,8 @@ _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"
 _GRAPHS = "torch.fx.graph"
 """The module of the graphs that traced networks are made of."""
 
-MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
-"""What torch gives all modules."""
+MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl", HAS_CAPTURING_HOOKS})
+"""What torch gives all modules, and what tells of hooks that copies have not."""
 
 
 def class_of(value: Any) -> str:

@@ -160,8 +160,7 @@ def _changed_hooks(owner: str, plain: Any) -> str:
         f"batches have registered or removed hooks of {owner}, which had {count} after them, and "
         "the next round has those of the network given to build: register hooks before build, or "
         "remove each in the batch that registers it; where the network registers them in its "
-        "first batch, as Hugging Face's do for output_hidden_states=True, run one through it "
-        "before build"
+        "first batch, run one through it before build"
     )
 
 
