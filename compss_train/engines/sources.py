@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -95,20 +96,50 @@ def _files_of(path: Path, name: str) -> Iterator[tuple[str, Path]]:
                 yield from _files_of(part, f"{name}.{part.stem}")
 
 
-def changed_modules(since: float) -> list[str]:
-    """Return the names of the program's modules whose files are newer than a Unix time.
+class LoadedModules:
+    """The modules that this program has loaded, as of the last look.
 
-    Neither installed packages nor the main file, whose functions are sent as they are.
+    Those of installed packages do not count, nor does the main file, whose functions are sent.
     """
-    names = []
-    for name, module in list(sys.modules.items()):
-        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if name == "__main__" or not isinstance(file, str) or is_installed(file):
-            continue
-        with suppress(OSError):  # of a module in an archive
-            if os.stat(file).st_mtime > since:
-                names.append(name)
-    return sorted(names)
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, tuple[object, float]] = {}
+        """What each was loaded by, and when it was seen first (Unix time)."""
+        self.look()
+
+    def look(self) -> list[str]:
+        """Return the names of those that were loaded again since the last look.
+
+        ``importlib.reload`` does so, and ``%autoreload`` of IPython.
+        """
+        now = time.time()
+        again = []
+        for name, module in list(sys.modules.items()):
+            spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+            before, _ = self._loaded.get(name, (None, now))
+            if before is not spec:
+                self._loaded[name] = spec, now
+                if before is not None and _file_of(name) is not None:
+                    again.append(name)
+        return sorted(again)
+
+    def changed(self) -> list[str]:
+        """Return the names of those whose files have changed since they were seen first."""
+        names = []
+        for name, (_, since) in list(self._loaded.items()):
+            file = _file_of(name)
+            with suppress(OSError):  # of a module in an archive
+                if file is not None and os.stat(file).st_mtime > since:
+                    names.append(name)
+        return sorted(names)
+
+
+def _file_of(name: str) -> str | None:
+    """Return the file of a module of the program; ``None`` for others."""
+    module = sys.modules.get(name)
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+    is_ours = name != "__main__" and isinstance(file, str) and not is_installed(file)
+    return file if is_ours else None
 
 
 @lru_cache(maxsize=1)

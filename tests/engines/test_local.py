@@ -247,6 +247,27 @@ def test_a_fork_server_that_fails_is_named_with_its_exit_code(tmp_path, monkeypa
             engine.fetch([ref])
 
 
+def test_processes_have_the_modules_that_the_program_has_loaded_again(
+    tmp_path, monkeypatch, capsys
+):
+    file = tmp_path / "reloaded_module.py"
+    file.write_text("def answer(): return 42")
+    monkeypatch.syspath_prepend(tmp_path)
+    with LocalEngine(2) as engine:
+        reloaded_module = importlib.import_module("reloaded_module")
+        for answer in (42, 42, "another"):
+            if answer == "another":
+                file.write_text("def answer(): return 'another'")
+                importlib.reload(reloaded_module)
+            before = engine.pids
+            with engine.scope():
+                refs = [engine.submit(reloaded_module.answer) for _ in range(4)]
+                assert engine.fetch(refs) == [answer] * 4
+            assert (engine.pids == before) == (answer == 42)
+    del sys.modules["reloaded_module"]
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_module_that_has_changed_when_a_process_is_replaced_is_named(
     tmp_path, monkeypatch, capsys, changes
@@ -328,7 +349,8 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
 
 
 def test_without_forks_processes_import_anew(monkeypatch):
-    monkeypatch.setattr(starter, "sys", SimpleNamespace(platform="darwin"))
+    system = SimpleNamespace(platform="darwin", stdout=sys.stdout, stderr=sys.stderr)
+    monkeypatch.setattr(starter, "sys", system)
     with LocalEngine(processes=1) as engine:
         (parent,) = engine.fetch([engine.submit(os.getppid)])
         assert parent == os.getpid()

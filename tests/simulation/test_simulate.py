@@ -48,7 +48,7 @@ def test_planted_bugs_are_found(capsys):
 def test_nothing_waits_by_the_time_of_the_day():
     """It may be set back: it goes into records and file names, and deadlines are those of a
     monotonic clock. A study that was started again knows by it when a job was submitted, and waits
-    at most as long as for one of its own. Files may be newer than a starter of processes.
+    at most as long as for one of its own. Files may be newer than a program.
     """
     users = {
         path.stem
@@ -56,7 +56,7 @@ def test_nothing_waits_by_the_time_of_the_day():
         if "time.time()" in path.read_text()
     }
     of_studies = {"study_monitor", "study_state", "job_journal", "job_queue"}
-    assert users == {"files", "reports", "round_records", "rounds", "starter", "train"} | of_studies
+    assert users == {"files", "reports", "round_records", "rounds", "sources", "train"} | of_studies
 
 
 @pytest.mark.parametrize("kind", ["jump", "back"])

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any, ClassVar, Self
@@ -76,6 +76,18 @@ class LocalEngine(GraphEngine):
                 undo.callback(self.end)
                 self._grow(processes, processes * threads)
             undo.pop_all()
+
+    @contextlib.contextmanager
+    def scope(self, *, watched: bool = False, timeout: float | None = None) -> Iterator[None]:
+        """Let what this thread makes inside the context end with it if an exception leaves it.
+
+        Processes that may have imported a module of the program before it was loaded again, as in a
+        notebook, are replaced.
+        """
+        if self._starter.modules.look():
+            self._post(self._scheduler.replace_all)
+        with super().scope(watched=watched, timeout=timeout):
+            yield
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:

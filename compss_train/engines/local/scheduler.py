@@ -37,6 +37,8 @@ class Scheduler(GraphThread):
         self._idle: list[WorkerProcess] = []
         self._surplus = 0
         """Number of processes that end as soon as they are idle."""
+        self._outdated: set[WorkerProcess] = set()
+        """Those that are replaced before their next task."""
         self._running: dict[Task, tuple[WorkerProcess, Future[Answer]]] = {}
         self._thread.start()
 
@@ -54,6 +56,17 @@ class Scheduler(GraphThread):
         self._free_cpus -= cpus
         self._surplus += count
         self._end_surplus()
+
+    def replace_all(self) -> None:
+        """Replace each process before its next task.
+
+        For the scheduler's thread.
+        """
+        self._outdated = {*self._processes}
+        idle = self._idle
+        self._idle = []
+        for process in idle:
+            self._use(process)
 
     def finish_running(self) -> None:
         """Start no more tasks, and wait for the running ones."""
@@ -79,6 +92,7 @@ class Scheduler(GraphThread):
             slowest = min(self._idle, key=attrgetter("speed"))
             self._idle.remove(slowest)
             self._surplus -= 1
+            self._outdated.discard(slowest)
             slowest.stop()
             slowest.join()
             slowest.remove_files()
@@ -133,6 +147,11 @@ class Scheduler(GraphThread):
         process.ready.add_done_callback(lambda _: self.post(self._use, process))
 
     def _use(self, process: WorkerProcess) -> None:
+        if process in self._outdated and not self._stopping:
+            self._outdated.remove(process)
+            process.restart()
+            self._use_when_ready(process)
+            return
         self._idle.append(process)
         self._end_surplus()
 

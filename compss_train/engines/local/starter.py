@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from loky.backend.process import LokyProcess
 
 from compss_train.engines import calls
 from compss_train.engines.parent_watch import CHECK_SECONDS, ParentWatch, call_with_parent
+from compss_train.engines.sources import LoadedModules
 
 _END_SECONDS = 1.0
 """How long a fork server may take to end, and to end its processes, before it is killed."""
@@ -60,8 +60,8 @@ class Starter:
                 "share: start it with >/dev/null 2>&1 or with files instead, or take "
                 "engine='serial'"
             )
-        self.began = time.time()
-        """When it was made (Unix time)."""
+        self.modules = LoadedModules()
+        """Those that the program has, and its processes import."""
         self._serve = serve
         self._environment = {name: str(threads) for name in _THREAD_VARIABLES}
         self._preload = preload

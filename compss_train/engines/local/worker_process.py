@@ -23,7 +23,6 @@ import cloudpickle
 from compss_train.engines import calls, liveness
 from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
-from compss_train.engines.sources import changed_modules
 from compss_train.engines.watch import WatchedProcess, say, write_stacks
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.program_settings import ProgramSettings
@@ -143,11 +142,11 @@ class WorkerProcess(WatchedProcess):
 
         Says which modules of the program the new one finds other than those that the others have.
         """
-        changed = changed_modules(self._starter.began)
+        changed = self._starter.modules.changed()
         if changed:
             say(
                 f"a new process imports {', '.join(changed)} as the files are now, which have "
-                "changed since the engine started: if that changes what is trained, start again"
+                "changed since they were loaded: if that changes what is trained, start again"
             )
         self.kill()
         self._connection.close()
