@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint, Unfreeze
@@ -228,8 +229,23 @@ def test_hooks_that_batches_register_are_an_error_in_the_next_round(part, worker
 
 
 def test_a_hook_that_a_batch_removes_is_an_error_in_the_next_round():
-    with pytest.raises(TypeError, match=r"network\.net\.0\.weight, which had 0"):
+    with pytest.raises(TypeError, match=r"network\.net\.0\.weight, which had none"):
         fitted(trainer_of(Counting, plain_step, sgd), merge=Merge(every=2))
+
+
+def test_a_hook_that_replaces_another_one_is_an_error_in_the_next_round():
+    def pruned():
+        net = mlp()
+        prune.l1_unstructured(net[0], "weight", 0.5)
+        return net
+
+    def pruning(model, batch, context):
+        if context.number == 2:
+            prune.l1_unstructured(model[0], "weight", 0.5)
+        return plain_step(model, batch, context)
+
+    with pytest.raises(TypeError, match=r"network\.0, which had \S+PruningContainer after"):
+        fitted(trainer_of(pruned, pruning, sgd))
 
 
 def test_hooks_for_one_batch_are_none_in_the_next_round():

@@ -41,7 +41,7 @@ OPTIMIZER = "optimizer"
 """The root of the optimizer's paths."""
 
 HOOKS = " hooks"
-"""How the path ends of the number of hooks of a module or tensor."""
+"""How the path ends of the names of hooks of a module or tensor."""
 
 REQUIRES_GRAD = " requires_grad"
 """How the path ends of whether a parameter of the network is trained."""
@@ -241,7 +241,7 @@ class AttributeReader:
         attributes = vars(module)
         self._read_names(attributes, attributes.keys() - MODULE_ATTRIBUTES, path)
         parameters, buffers, children = held_by(module)
-        self._count_hooks(module, path)
+        self._read_hooks(module, path)
         if path.startswith(NETWORK):
             for name, tensor in {**parameters, **buffers}.items():
                 if tensor is not None:
@@ -264,13 +264,16 @@ class AttributeReader:
         if type(tensor) in (torch.Tensor, nn.Parameter):
             names = [name for name in vars(tensor) if not name.startswith(_OF_COMPILER)]
             self._read_names(vars(tensor), names, path)
-        self._count_hooks(tensor, path)
+        self._read_hooks(tensor, path)
 
-    def _count_hooks(self, owner: nn.Module | torch.Tensor, path: str) -> None:
-        """Read what hooks hold, and keep their number, which tells whether one came or went."""
+    def _read_hooks(self, owner: nn.Module | torch.Tensor, path: str) -> None:
+        """Read what hooks hold, and keep their names, which tell whether one came or went."""
         hooks = hooks_of(owner)
         if hooks:
-            self.values[f"{path}{HOOKS}"] = len(hooks)
+            names = [
+                name_of(hook) if hasattr(hook, "__qualname__") else class_of(hook) for hook in hooks
+            ]
+            self.values[f"{path}{HOOKS}"] = ", ".join(names)
         for number, hook in enumerate(hooks):
             self._read(hook, f"{path} hook {number}")
 

@@ -155,9 +155,9 @@ class AttributeWriter:
 
 def _changed_hooks(owner: str, plain: Any) -> str:
     """Return the message for a module or tensor with hooks that its new copies have not."""
-    count = 0 if isinstance(plain, dict) else plain
+    names = "none" if isinstance(plain, dict) else plain
     return (
-        f"batches have registered or removed hooks of {owner}, which had {count} after them, and "
+        f"batches have registered or removed hooks of {owner}, which had {names} after them, and "
         "the next round has those of the network given to build: register hooks before build, or "
         "remove each in the batch that registers it; where the network registers them in its "
         "first batch, run one through it before build"
