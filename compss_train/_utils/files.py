@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -103,6 +104,16 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a text file under a temporary name, and rename it when it is complete."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def write_in_memory(path: Path, write: Callable[[BytesIO], object]) -> None:
+    """Write a file that ``write`` makes in memory.
+
+    Torch's writer of archives names no full disk, and may abort the program when it is collected.
+    """
+    content = BytesIO()
+    write(content)
+    path.write_bytes(content.getbuffer())
 
 
 def check_private(folder: Path) -> Path:

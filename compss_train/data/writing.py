@@ -3,12 +3,14 @@
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from compss_train._utils.files import write_in_memory
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.data.block import Block, as_block, as_tensor, concatenate, copy_block
 from compss_train.data.blocked import BlockedTensor
@@ -113,7 +115,8 @@ def write_part(path: Path, part: Part, format: str) -> None:
                 "pad them, as Ragged(...).padded(0)"
             )
     if format == "pt":  # copies, as torch would save the whole array of a slice
-        torch.save({name: copy_block(as_tensor(block)) for name, block in part.items()}, path)
+        content = {name: copy_block(as_tensor(block)) for name, block in part.items()}
+        write_in_memory(path, partial(torch.save, content))
         return
     arrays = {}
     for name, block in part.items():

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.files import atomic_path
+from compss_train._utils.files import atomic_path, write_in_memory
 from compss_train._utils.imports import import_optional
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block_passes import BlockPass
@@ -277,7 +278,7 @@ def _write_onnx(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any
 
 def _write_program(path: Path, net: nn.Module, calls: Calls) -> Callable[[Any], Any]:
     """Write an exported program; return a function that runs the file."""
-    torch.export.save(_program(net, calls), path)
+    write_in_memory(path, partial(torch.export.save, _program(net, calls)))
     written = torch.export.load(path).module()
     return lambda x: outputs(written, x)
 
