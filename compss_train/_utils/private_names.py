@@ -109,15 +109,16 @@ def register_captured() -> None:
 
     What a class captures is known in processes where a network of it has been made.
     """
-    capturing, modeling = map(sys.modules.get, (_CAPTURING, "transformers.modeling_utils"))
-    if capturing is None or modeling is None:
+    registry = getattr(sys.modules.get(_CAPTURING), "_CAN_RECORD_REGISTRY", None)
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if registry is None or modeling is None:  # other versions capture by other means
         return
     kinds = [modeling.PreTrainedModel]
     for kind in kinds:  # which grow meanwhile
         kinds += kind.__subclasses__()
-        if isinstance(kind._can_record_outputs, dict):
-            names = capturing._CAN_RECORD_REGISTRY
-            dict.setdefault(names, f"{kind}", kind._can_record_outputs)
+        captured = getattr(kind, "_can_record_outputs", None)
+        if isinstance(captured, dict):
+            dict.setdefault(registry, f"{kind}", captured)
 
 
 HAS_CAPTURING_HOOKS = "_output_capturing_hooks_installed"
