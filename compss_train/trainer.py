@@ -72,12 +72,7 @@ from compss_train.training.snapshot import Snapshot
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState
-from compss_train.training.unseen_changes import (
-    UnseenChanges,
-    functions_of,
-    held_values,
-    warn_of_changes,
-)
+from compss_train.training.unseen_changes import UnseenChanges, held_by_functions, warn_of_changes
 
 
 class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
@@ -736,7 +731,7 @@ class DistributedTrainer(NamedFits[params.Parameters], Suggesting):
 
     def _fitted(self) -> params.Parameters:
         """Return the parameters with what a notebook shows of the fit that has ended."""
-        self._model.held = held_values(functions_of(self._model.built.training_spec))
+        self._model.held = held_by_functions(self._model.built.training_spec)
         fitted = params.NamedArrays(self.get_parameters())
         fitted.state = self._model.network_state
         fitted.record = self.history[-1] if self.history else None

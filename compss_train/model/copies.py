@@ -24,11 +24,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from compss_train._utils.private_names import (
-    hook_dicts,
-    parametrized,
-    state_tensors,
-)
+from compss_train._utils.private_names import hook_dicts, parametrized, state_tensors
 from compss_train.model.devices import CPU
 from compss_train.model.tensor_extras import deep_copied, extras_of, give_extras
 

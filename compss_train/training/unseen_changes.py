@@ -1,7 +1,7 @@
 """Warns of changes that workers do not see: they have copies of the data set and of functions."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from compss_train._utils.private_names import version_of
+from compss_train._utils.private_names import state_tensors, version_of
 from compss_train._utils.validation import warn_user
 from compss_train.data.sample_reading import SampleReader
 from compss_train.model.attributes.reader import NETWORK
@@ -47,9 +47,9 @@ class UnseenChanges:
     """
 
     def __init__(self, spec: TrainingSpec) -> None:
+        self._spec = spec
         self._data: dict[str, Any] = {}
-        self._functions = functions_of(spec)
-        self._global_users = global_users(self._functions.values(), constants=True)
+        self._global_users = global_users(_functions_of(spec).values(), constants=True)
         self._warned: list[Callback] = []
 
     def watch(self, name: str, reader: SampleReader | None) -> None:
@@ -59,14 +59,17 @@ class UnseenChanges:
     @contextmanager
     def of(self, callback: Callback) -> Iterator[None]:
         """Warn, once, of a callback that makes such changes in the block."""
-        data = held_values(self._data)
-        functions = held_values(self._functions)
+        if callback in self._warned:
+            yield
+            return
+        data = _held_values(self._data)
+        functions = held_by_functions(self._spec)
         variables = global_values(self._global_users)
         yield
-        in_data = changed(data, held_values(self._data))
-        in_functions = changed(functions, held_values(self._functions))
+        in_data = _changed(data, _held_values(self._data))
+        in_functions = _changed(functions, held_by_functions(self._spec))
         name = in_data or in_functions or changed_global(self._global_users, variables)
-        if name and callback not in self._warned:
+        if name:
             self._warned.append(callback)
             warn_user(
                 f"{type(callback).__name__} changes {name}, but worker processes have copies from "
@@ -74,7 +77,27 @@ class UnseenChanges:
             )
 
 
-def functions_of(spec: TrainingSpec) -> dict[str, Any]:
+def held_by_functions(spec: TrainingSpec) -> HeldValues:
+    """Return what tells the values in what was given to ``build`` besides the network.
+
+    A function may hold the network itself: the program may load into it what was trained.
+    """
+    networks = [spec.net] if spec.original is None else [spec.net, spec.original]
+    parts = [part for net in networks for part in (*net.modules(), *state_tensors(net).values())]
+    return _held_values(_functions_of(spec), without=parts)
+
+
+def warn_of_changes(before: HeldValues, spec: TrainingSpec) -> None:
+    """Warn of what has changed since an earlier fit, in functions that workers have copies of."""
+    name = _changed(before, held_by_functions(spec))
+    if name:
+        warn_user(
+            f"{name} has changed since the fit before, but workers have copies of what was given "
+            f"to build: {_OF_FUNCTIONS}; or call build again"
+        )
+
+
+def _functions_of(spec: TrainingSpec) -> dict[str, Any]:
     """Return what was given to ``build`` besides the network, and keeps no measurements."""
     return {
         name: function
@@ -83,17 +106,7 @@ def functions_of(spec: TrainingSpec) -> dict[str, Any]:
     }
 
 
-def warn_of_changes(before: HeldValues, spec: TrainingSpec) -> None:
-    """Warn of what has changed since an earlier fit, in functions that workers have copies of."""
-    name = changed(before, held_values(functions_of(spec)))
-    if name:
-        warn_user(
-            f"{name} has changed since the fit before, but workers have copies of what was given "
-            f"to build: {_OF_FUNCTIONS}; or call build again"
-        )
-
-
-def changed(before: HeldValues, after: HeldValues) -> str | None:
+def _changed(before: HeldValues, after: HeldValues) -> str | None:
     """Return the name of a value that is another one now; ``None`` for none."""
     for name, value in after.items():
         if name in before and before[name] is not value and before[name] != value:
@@ -101,21 +114,23 @@ def changed(before: HeldValues, after: HeldValues) -> str | None:
     return None
 
 
-def held_values(roots: Mapping[str, Any]) -> HeldValues:
+def _held_values(roots: Mapping[str, Any], without: Iterable[object] = ()) -> HeldValues:
     """Return what tells the values that objects hold, numbers inside arrays excepted.
 
     That is nothing for ``None``: what is made on first use is not changed.
     """
     found: dict[str, object] = {}
     waiting: deque[tuple[str, Any]] = deque(roots.items())
-    seen: set[int] = set()
+    seen = {id(part) for part in without}
     while waiting and len(found) < _MOST:
         name, value = waiting.popleft()
         if isinstance(value, _PLAIN):
             found[name] = value
+        elif value is None or id(value) in seen:
+            continue
         elif isinstance(value, torch.Tensor):
             found[name] = (id(value), None if value.is_inference() else version_of(value))
-        elif value is not None and id(value) not in seen:
+        else:
             seen.add(id(value))
             found[name] = id(value)
             parts = islice(_parts_of(value), _MOST_ITEMS)

@@ -211,3 +211,22 @@ def test_a_callback_of_fit_online_is_named_as_well(shared_local):
             buffer=BufferSpec("FIFO", 8),
             callbacks=[Changing(None, change)],
         )
+
+
+def test_a_network_that_a_loss_holds_may_get_what_was_trained():
+    net = nn.Linear(6, 3)
+
+    def loss(output, y):
+        return cross_entropy(output, y) + net.weight.square().mean()
+
+    def load(trainer):
+        net.load_state_dict(trainer.model().state_dict())
+
+    class Loading(Callback):
+        def on_round_end(self, trainer, record):
+            load(trainer)
+
+    trainer = trainer_of(net=net, loss=loss, metric=None)
+    fit(trainer, Loading(), num_epochs=1)
+    load(trainer)
+    fit(trainer, Loading(), num_epochs=1)
